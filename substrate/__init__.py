@@ -1,0 +1,1 @@
+"""The skill substrate: which skills exist, which an agent may use, and why."""
