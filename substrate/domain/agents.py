@@ -1,0 +1,146 @@
+"""Agents: what a runtime runs, and the allowlist that says which skills it may reach.
+
+An agent's `content_sha256` covers its description, tools and definition, and leaves out the allowlist and the Skill
+tool: tightening or loosening what an agent may reach does not change what the agent is. `tools` absent means
+unrestricted, an empty list means none, and a bare ``Bash`` covers ``Bash(git *)``.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from substrate.domain.catalog import LayerKind
+from substrate.domain.errors import InvalidAgent, InvalidAllowlist, InvalidName, Violation
+from substrate.domain.names import AgentName, parse_agent_name
+from substrate.domain.skillmatch import Allowlist
+
+SKILL_TOOL = "Skill"
+MAX_TOOLS = 200
+MAX_TOOL_LENGTH = 256
+MAX_AGENT_DESCRIPTION = 1024
+MAX_DEFINITION_BYTES = 65536
+
+SCOPES_REFUSED = (
+    "skill_def_scopes is no longer accepted, whatever it holds. Either move its patterns into the agent's `skills` "
+    "allowlist, or delete the field if the agent needs no limit."
+)
+_FIELDS = ("description", "tools", "skills", "definition")
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """An agent definition from one layer; `definition_json` is canonical JSON text of an opaque object."""
+
+    name: AgentName
+    description: str
+    tools: tuple[str, ...] | None
+    allowlist: Allowlist
+    definition_json: str
+    kind: LayerKind
+    origin: str
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    @property
+    def content_sha256(self) -> str:
+        """The digest, in hex, of what the agent is; the allowlist and the Skill tool are no part of it."""
+        tools = None if self.tools is None else [tool for tool in self.tools if tool != SKILL_TOOL]
+        content = {"description": self.description, "tools": tools, "definition": json.loads(self.definition_json)}
+        return _digest(content)
+
+    @property
+    def allowlist_sha256(self) -> str:
+        """The digest, in hex, of the allowlist's entries in order."""
+        return _digest(self.allowlist.texts())
+
+    def lacks(self, tools: Iterable[str]) -> list[str]:
+        """Return those of a skill's `tools` that the agent does not have, in order."""
+        if self.tools is None:
+            return []
+        own = set(self.tools)
+        return [tool for tool in tools if tool not in own and tool.partition("(")[0].strip() not in own]
+
+
+def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
+    """Return the agent that plain `data` (as read from YAML or JSON) describes.
+
+    Raises InvalidAgent with every problem: unknown fields, wrong types, bad allowlist entries, and `skill_def_scopes`
+    in any form.
+    """
+    violations: list[Violation] = []
+    try:
+        parsed_name = parse_agent_name(name)
+    except InvalidName as error:
+        raise InvalidAgent(*error.violations) from None
+    if not isinstance(data, Mapping):
+        raise InvalidAgent(Violation(name, "An agent is a mapping of description, tools, skills and definition."))
+    for key in data:
+        if key == "skill_def_scopes":
+            violations.append(Violation("skill_def_scopes", SCOPES_REFUSED))
+        elif key not in _FIELDS:
+            violations.append(Violation(str(key), f"Unknown field; an agent has {', '.join(_FIELDS)}."))
+    description = data.get("description", "")
+    if not isinstance(description, str) or len(description) > MAX_AGENT_DESCRIPTION:
+        violations.append(Violation("description", f"Must be text of at most {MAX_AGENT_DESCRIPTION} characters."))
+    tools = _tools(data, violations)
+    allowlist = _allowlist(data, violations)
+    definition = _definition(data, violations)
+    if violations:
+        raise InvalidAgent(*violations)
+    return Agent(parsed_name, str(description), tools, allowlist, definition, kind, origin)
+
+
+def _texts(data: Mapping[str, object], key: str, violations: list[Violation], advice: str) -> Sequence[str] | None:
+    value = data.get(key)
+    if key not in data:
+        return None
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        violations.append(Violation(key, f"Must be a list of text; {advice}"))
+        return None
+    return value
+
+
+def _tools(data: Mapping[str, object], violations: list[Violation]) -> tuple[str, ...] | None:
+    tools = _texts(data, "tools", violations, "leave it out for no restriction, write [] for no tools.")
+    if tools is None:
+        return None
+    if len(tools) > MAX_TOOLS:
+        violations.append(Violation("tools", f"At most {MAX_TOOLS} tools are allowed."))
+    for index, tool in enumerate(tools):
+        if not tool.strip() or len(tool) > MAX_TOOL_LENGTH or not tool.isprintable():
+            violations.append(
+                Violation(f"tools[{index}]", f"A tool is printable text of 1 to {MAX_TOOL_LENGTH} characters.")
+            )
+    return tuple(tools)
+
+
+def _allowlist(data: Mapping[str, object], violations: list[Violation]) -> Allowlist:
+    entries = _texts(data, "skills", violations, "leave it out to allow every skill.")
+    try:
+        return Allowlist.parse(entries or ())
+    except InvalidAllowlist as error:
+        violations.extend(error.violations)
+        return Allowlist.parse(())
+
+
+def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:
+    definition = data.get("definition", {})
+    if not isinstance(definition, Mapping):
+        violations.append(Violation("definition", "Must be a mapping (a JSON object)."))
+        return "{}"
+    try:
+        text = json.dumps(definition, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (TypeError, ValueError, RecursionError):
+        violations.append(Violation("definition", "Must hold JSON values only, nested no deeper than JSON allows."))
+        return "{}"
+    if size > MAX_DEFINITION_BYTES:
+        violations.append(Violation("definition", f"Must be at most {MAX_DEFINITION_BYTES} bytes of JSON."))
+    return text
+
+
+def _digest(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

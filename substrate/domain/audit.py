@@ -1,0 +1,165 @@
+"""Audit events: the record of one decision, as text that is hashed into its tenant's chain.
+
+The text of an event is compact JSON with the fields of `AuditEvent` under their own names, empty ones left out. It is
+stored and hashed byte for byte: SHA-256 over the previous hash, the sequence as 8 bytes (big-endian) and the text as
+UTF-8, in this order. The first event of a tenant has sequence 1 and a previous hash of 32 zero bytes. Bodies and raw
+arguments are never part of an event.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from substrate.domain.catalog import Resolution
+from substrate.domain.names import TenantId
+from substrate.domain.skillmatch import Allowlist, Decision
+
+GENESIS_HASH = bytes(32)
+
+
+class Verb(Enum):
+    """What the caller wanted to do."""
+
+    PREPARE = "prepare"
+    LIST = "list"
+    INVOKE = "invoke"
+    READ_FILE = "read_file"
+    CREATE = "create"
+    GET = "get"
+    PROMOTE = "promote"
+    RETIRE = "retire"
+    UNRETIRE = "unretire"
+    DISABLE = "disable"
+    ENABLE = "enable"
+    PUT_AGENT = "put_agent"
+    GET_AGENT = "get_agent"
+    TEST_ALLOWLIST = "test_allowlist"
+    QUERY_AUDIT = "query_audit"
+    EXPLAIN = "explain"
+    CREATE_TENANT = "create_tenant"
+    LIST_TENANTS = "list_tenants"
+    ISSUE_KEY = "issue_key"
+    REVOKE_KEY = "revoke_key"
+    LIST_KEYS = "list_keys"
+    AUTHENTICATE = "authenticate"
+
+
+class EventOutcome(Enum):
+    """How the call ended for its caller."""
+
+    ALLOWED = "ALLOWED"
+    REFUSED = "REFUSED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingEntry:
+    """The allowlist's part in a decision: `index` and `entry` are None when no entry decided."""
+
+    allowed: bool
+    reason: str
+    index: int | None = None
+    entry: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """One decision: who asked for what, how it was decided, and on which state.
+
+    `time` is when the call arrived, in UTC. `requested` is the reference as the caller wrote it, `name` the bare name.
+    `reason` is the error reason of a refusal. `candidates` holds a mapping of layer, state, version, digest and origin
+    for each. `admitted`, `left_out` and `entries_sha256` describe a list or a prepared run; `details` is what a change
+    changed. `decide_us` is the time from arrival to the decision, in microseconds.
+    """
+
+    id: str
+    tenant: TenantId
+    time: datetime
+    call_id: str
+    verb: Verb
+    outcome: EventOutcome
+    actor: str = ""
+    key_id: str = ""
+    role: str = ""
+    agent: str = ""
+    run_id: str = ""
+    turn: int = 0
+    requested: str = ""
+    name: str = ""
+    reason: str = ""
+    decision: DecidingEntry | None = None
+    candidates: Sequence[dict[str, Any]] = ()
+    winner: dict[str, Any] | None = None
+    revision: int | None = None
+    allowlist_sha256: str = ""
+    static_digest: str = ""
+    filter: str = ""
+    admitted: int | None = None
+    left_out: int | None = None
+    entries_sha256: str = ""
+    details: dict[str, Any] | None = None
+    server: str = ""
+    decide_us: int | None = None
+
+    def cancelled(self) -> "AuditEvent":
+        """Return the event of the same call, whose caller went away before it was answered."""
+        return replace(self, outcome=EventOutcome.CANCELLED, reason="CANCELLED")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that have a value, as plain data, in a fixed order."""
+        found: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is None or value in ("", ()):
+                continue
+            if isinstance(value, Enum):
+                value = value.value
+            elif isinstance(value, datetime):
+                value = value.isoformat(timespec="microseconds")
+            elif isinstance(value, DecidingEntry):
+                value = {
+                    "allowed": value.allowed,
+                    "reason": value.reason,
+                    "index": value.index,
+                    "entry": value.entry,
+                }
+            found[name] = value
+        return found
+
+    def text(self) -> str:
+        """Return the event as the JSON text that is stored and hashed."""
+        return json.dumps(self.fields(), separators=(",", ":"), ensure_ascii=True)
+
+
+def chain_hash(previous: bytes, sequence: int, text: str) -> bytes:
+    """Return the hash of the event with this `sequence` and `text` that follows the event hashed `previous`."""
+    return hashlib.sha256(previous + sequence.to_bytes(8, "big") + text.encode()).digest()
+
+
+def deciding_entry(allowlist: Allowlist, decision: Decision) -> DecidingEntry:
+    """Return `decision` with the text of the entry that decided."""
+    entry = None if decision.index is None else allowlist.entries[decision.index].text
+    return DecidingEntry(decision.allowed, decision.reason.value, decision.index, entry)
+
+
+def candidate_fields(resolution: Resolution) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return all candidates of `resolution` as plain data, and the winner among them."""
+    found = []
+    winner = None
+    for ruling in resolution.rulings:
+        candidate = ruling.candidate
+        fields = {
+            "layer": candidate.kind.value,
+            "state": ruling.state.value,
+            "version": candidate.version,
+            "digest": candidate.content_sha256,
+            "origin": candidate.origin,
+        }
+        found.append(fields)
+        if candidate is resolution.winner:
+            winner = fields
+    return found, winner

@@ -1,0 +1,290 @@
+"""Which skill a name stands for: layers of candidates, merged by rank, with the state of every candidate.
+
+Three sources say what skills exist: a tenant's SkillDefs, the operator's inline definitions and static bundles, in this
+order of precedence; among bundles the one configured first. Each source yields a **layer**, an ordered map from name to
+candidate. Resolving a name looks at the layers from high to low:
+
+- an active candidate wins and shadows all below it;
+- a tenant's draft (no version promoted) or retired SkillDef is passed over;
+- a tenant's tombstone (a disabled name) hides whatever lies below;
+- an invalid tenant row ends the search with an error, never with a silent fall-through; an invalid bundle file is
+  passed over, so that one bad file harms no other;
+- in a `locked` name what the tenant says is suppressed.
+
+A qualifier (``@bundle``, ``@inline``, ``@v3``) picks another candidate of the name, but never gets past a tombstone or
+a quarantined tenant row, and never reaches a candidate that is retired, quarantined, suppressed or was never promoted.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+from substrate.domain.names import Qualifier, QualifierKind, SkillName, SkillRef
+from substrate.domain.skillmatch import Pattern, PatternSet
+from substrate.domain.skillmd import SkillHeader
+
+
+class LayerKind(Enum):
+    """Where a candidate comes from, in order of precedence."""
+
+    TENANT = "TENANT"
+    INLINE = "INLINE"
+    BUNDLE = "BUNDLE"
+
+
+class Standing(Enum):
+    """What a candidate is by itself, before the others of its name are looked at."""
+
+    ACTIVE = "ACTIVE"
+    DRAFT = "DRAFT"
+    RETIRED = "RETIRED"
+    DISABLED = "DISABLED"
+    QUARANTINED = "QUARANTINED"
+
+
+class CandidateState(Enum):
+    """What became of a candidate in a resolution."""
+
+    WON = "WON"
+    SHADOWED = "SHADOWED"
+    DRAFT = "DRAFT"
+    RETIRED = "RETIRED"
+    DISABLED = "DISABLED"
+    QUARANTINED = "QUARANTINED"
+    SUPPRESSED_BY_LOCK = "SUPPRESSED_BY_LOCK"
+
+
+class NameMode(Enum):
+    """What tenants may do with a name: anything, promote only with a second pair of eyes, or nothing."""
+
+    OPEN = "open"
+    REVIEW = "review"
+    LOCKED = "locked"
+
+
+class Outcome(Enum):
+    """How a resolution ended; everything but RESOLVED has no winner."""
+
+    RESOLVED = "RESOLVED"
+    ABSENT = "ABSENT"
+    DRAFT = "DRAFT"
+    RETIRED = "RETIRED"
+    DISABLED = "DISABLED"
+    QUARANTINED = "QUARANTINED"
+    LOCKED = "LOCKED"
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFile:
+    """A resource file of a skill: `path` relative to its folder, `size` in bytes, `sha256` in hex."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one layer says about one name.
+
+    `header` is None when there is nothing to show (a tombstone, a draft, an unreadable file). `version` is a SkillDef's
+    (from 1). `folder` and `file_sha256` say where a bundled skill's text lies and what its bytes must hash to; inline
+    text is kept in `body`. `problem` says why the candidate is quarantined.
+    """
+
+    name: SkillName
+    kind: LayerKind
+    origin: str
+    standing: Standing = Standing.ACTIVE
+    header: SkillHeader | None = None
+    content_sha256: str = ""
+    version: int | None = None
+    positional_base: int = 0
+    files: tuple[SkillFile, ...] = ()
+    folder: str = ""
+    file_sha256: str = ""
+    body: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """An ordered map from name to candidate, all of one kind; `origin` names the source, as ``bundle:core``."""
+
+    kind: LayerKind
+    origin: str
+    candidates: Mapping[SkillName, Candidate]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A candidate and what became of it."""
+
+    candidate: Candidate
+    state: CandidateState
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The answer for one reference: every candidate from high to low with its state, the winner, and how it ended."""
+
+    ref: SkillRef
+    outcome: Outcome
+    winner: Candidate | None
+    rulings: tuple[Ruling, ...]
+    mode: NameMode = NameMode.OPEN
+
+
+class NameModes:
+    """The operator's modes per pattern; the first pattern that matches a name decides, else the name is open."""
+
+    def __init__(self, modes: Sequence[tuple[Pattern, NameMode]] = ()) -> None:
+        self.modes = tuple(modes)
+        self._patterns = PatternSet([pattern for pattern, _ in modes]) if modes else None
+
+    def mode_of(self, name: SkillName) -> NameMode:
+        """Return the mode of `name`."""
+        found = self._patterns.matching(name) if self._patterns else []
+        return self.modes[found[0]][1] if found else NameMode.OPEN
+
+
+@dataclass(frozen=True)
+class StaticCatalog:
+    """The inline and bundle layers, from high to low, and the name modes: built once, shared by all tenants."""
+
+    layers: tuple[Layer, ...] = ()
+    modes: NameModes = field(default_factory=NameModes)
+
+    @cached_property
+    def resolutions(self) -> Mapping[SkillName, Resolution]:
+        """What each name resolves to for a tenant that says nothing about it."""
+        names = {name: None for layer in self.layers for name in layer.candidates}
+        return {name: _resolve(SkillRef(name), _candidates(self.layers, name), NameMode.OPEN) for name in sorted(names)}
+
+
+class Catalog:
+    """One tenant's view: its own layers (tombstones above SkillDefs) over the static ones; immutable."""
+
+    __slots__ = ("_static", "_tenant")
+
+    def __init__(self, tenant: Sequence[Layer], static: StaticCatalog) -> None:
+        self._tenant = tuple(tenant)
+        self._static = static
+
+    def names(self) -> list[SkillName]:
+        """Return every name that any layer says something about, sorted."""
+        own = {name for layer in self._tenant for name in layer.candidates}
+        return sorted(own.union(self._static.resolutions))
+
+    def mode_of(self, name: SkillName) -> NameMode:
+        """Return the mode that operators have set for `name`."""
+        return self._static.modes.mode_of(name)
+
+    def skill_def(self, name: SkillName) -> Candidate | None:
+        """Return what the tenant's SkillDef layer says about `name`, tombstones left aside."""
+        return next((c for c in _candidates(self._tenant, name) if c.standing is not Standing.DISABLED), None)
+
+    def resolve(self, ref: SkillRef, pinned: Candidate | None = None) -> Resolution:
+        """Resolve `ref`.
+
+        For a ``@v<N>`` reference that is not the active version, `pinned` is the candidate made from that version, or
+        None when there is no such version.
+        """
+        own = _candidates(self._tenant, ref.name)
+        if own:
+            found = _resolve(
+                SkillRef(ref.name), own + _candidates(self._static.layers, ref.name), self.mode_of(ref.name)
+            )
+        else:
+            known = self._static.resolutions.get(ref.name)
+            found = known or Resolution(SkillRef(ref.name), Outcome.ABSENT, None, ())
+        return found if ref.qualifier is None else _qualified(found, ref, ref.qualifier, pinned)
+
+
+def _candidates(layers: Iterable[Layer], name: SkillName) -> list[Candidate]:
+    return [candidate for layer in layers if (candidate := layer.candidates.get(name)) is not None]
+
+
+_PASSED_OVER = {
+    Standing.DRAFT: CandidateState.DRAFT,
+    Standing.RETIRED: CandidateState.RETIRED,
+    Standing.QUARANTINED: CandidateState.QUARANTINED,
+    Standing.DISABLED: CandidateState.DISABLED,
+}
+
+_WITHOUT_WINNER = {
+    CandidateState.DISABLED: Outcome.DISABLED,
+    CandidateState.QUARANTINED: Outcome.QUARANTINED,
+    CandidateState.SUPPRESSED_BY_LOCK: Outcome.LOCKED,
+    CandidateState.RETIRED: Outcome.RETIRED,
+    CandidateState.DRAFT: Outcome.DRAFT,
+}
+
+
+def _resolve(ref: SkillRef, candidates: Sequence[Candidate], mode: NameMode) -> Resolution:
+    rulings = []
+    winner: Candidate | None = None
+    decided = False
+    for candidate in candidates:
+        if candidate.kind is LayerKind.TENANT and mode is NameMode.LOCKED:
+            state = CandidateState.SUPPRESSED_BY_LOCK
+        elif candidate.standing is Standing.ACTIVE:
+            state = CandidateState.SHADOWED if decided else CandidateState.WON
+            winner = winner if decided else candidate
+            decided = True
+        else:
+            state = _PASSED_OVER[candidate.standing]
+            decided = decided or _ends_the_search(candidate)
+        rulings.append(Ruling(candidate, state))
+    if winner is not None:
+        outcome = Outcome.RESOLVED
+    else:
+        states = {ruling.state for ruling in rulings}
+        outcome = next((o for state, o in _WITHOUT_WINNER.items() if state in states), Outcome.ABSENT)
+    return Resolution(ref, outcome, winner, tuple(rulings), mode)
+
+
+def _ends_the_search(candidate: Candidate) -> bool:
+    """Whether a candidate that cannot win hides what lies below it all the same."""
+    return candidate.standing is Standing.DISABLED or (
+        candidate.standing is Standing.QUARANTINED and candidate.kind is LayerKind.TENANT
+    )
+
+
+_REACHABLE = (CandidateState.WON, CandidateState.SHADOWED)
+
+
+def _qualified(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Candidate | None) -> Resolution:
+    barred = found.winner is None and any(
+        _ends_the_search(ruling.candidate)
+        for ruling in found.rulings
+        if ruling.state is not CandidateState.SUPPRESSED_BY_LOCK
+    )
+    if barred:
+        return Resolution(ref, found.outcome, None, found.rulings, found.mode)
+    if qualifier.kind is QualifierKind.VERSION:
+        return _version(found, ref, qualifier, pinned)
+    kind = LayerKind.INLINE if qualifier.kind is QualifierKind.INLINE else LayerKind.BUNDLE
+    of_kind = [ruling for ruling in found.rulings if ruling.candidate.kind is kind]
+    reached = next((ruling.candidate for ruling in of_kind if ruling.state in _REACHABLE), None)
+    missed = Outcome.QUARANTINED if of_kind else Outcome.ABSENT
+    return Resolution(ref, Outcome.RESOLVED if reached else missed, reached, found.rulings, found.mode)
+
+
+def _version(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Candidate | None) -> Resolution:
+    """Pick a SkillDef's version: the active one, or one promoted before while the SkillDef itself stands."""
+    own = next((ruling for ruling in found.rulings if ruling.candidate.kind is LayerKind.TENANT), None)
+    if own is None or own.state not in _REACHABLE:
+        outcome = _WITHOUT_WINNER[own.state] if own else Outcome.ABSENT
+        return Resolution(ref, outcome, None, found.rulings, found.mode)
+    if own.candidate.version == qualifier.version:
+        return Resolution(ref, Outcome.RESOLVED, own.candidate, found.rulings, found.mode)
+    if pinned is None:
+        return Resolution(ref, Outcome.ABSENT, None, found.rulings, found.mode)
+    if pinned.standing is not Standing.ACTIVE:
+        state = _PASSED_OVER[pinned.standing]
+        rulings = (*found.rulings, Ruling(pinned, state))
+        return Resolution(ref, _WITHOUT_WINNER[state], None, rulings, found.mode)
+    rulings = (*found.rulings, Ruling(pinned, CandidateState.SHADOWED))
+    return Resolution(ref, Outcome.RESOLVED, pinned, rulings, found.mode)

@@ -1,0 +1,156 @@
+"""Transactions: the only way to the database, each bound to a role, a tenant and a deadline.
+
+The server logs in as one role that is a member, without inheritance, of three. Each pool takes its role when it
+connects and keeps it: **app** sees one tenant at a time, the one set at the outermost begin; **audit** inserts events
+and advances chain heads of any tenant; **operator** has its own grants. `Database` hands out transactions and nothing
+else, so no statement runs outside of one.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from substrate.domain.errors import DeadlineExceeded, StoreUnavailable
+from substrate.domain.names import TenantId
+
+_MAX_STATEMENT_SECONDS = 30.0
+_QUERY_CANCELED = "57014"
+_SETTINGS = text("SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true)")
+
+
+class DatabaseRole(Enum):
+    """The roles that a pool can take."""
+
+    APP = "substrate_app"
+    AUDIT = "substrate_audit"
+    OPERATOR = "substrate_operator"
+
+
+class Database:
+    """The pools of one process, one for each role.
+
+    `url` is a libpq URL of the login role. `pool_size` bounds the connections of the app pool; the others are small.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 16) -> None:
+        self._engines = {
+            DatabaseRole.APP: _engine(url, DatabaseRole.APP, pool_size),
+            DatabaseRole.AUDIT: _engine(url, DatabaseRole.AUDIT, 1),
+            DatabaseRole.OPERATOR: _engine(url, DatabaseRole.OPERATOR, 4),
+        }
+
+    @contextmanager
+    def tenant(
+        self, tenant: TenantId, deadline: float | None = None, *, snapshot: bool = False
+    ) -> Iterator[Connection]:
+        """Open a transaction of the app role that sees `tenant` alone.
+
+        `deadline` is in `time.monotonic()` seconds and bounds every statement. `snapshot` asks for REPEATABLE READ, so
+        that all statements see one state. Raises StoreUnavailable or DeadlineExceeded.
+        """
+        with self._begin(DatabaseRole.APP, tenant, deadline, snapshot=snapshot) as connection:
+            yield connection
+
+    @contextmanager
+    def operator(self, deadline: float | None = None) -> Iterator[Connection]:
+        """Open a transaction of the operator role, which sees tenants, keys and audit events of all tenants."""
+        with self._begin(DatabaseRole.OPERATOR, TenantId(""), deadline, snapshot=False) as connection:
+            yield connection
+
+    @contextmanager
+    def audit(self, deadline: float | None = None) -> Iterator[Connection]:
+        """Open a READ COMMITTED transaction of the audit writer's role."""
+        with self._begin(DatabaseRole.AUDIT, TenantId(""), deadline, snapshot=False) as connection:
+            yield connection
+
+    def login(self) -> Engine:
+        """Return the app pool's engine, for the check of roles at the start."""
+        return self._engines[DatabaseRole.APP]
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        for engine in self._engines.values():
+            engine.dispose()
+
+    @contextmanager
+    def _begin(
+        self, role: DatabaseRole, tenant: TenantId, deadline: float | None, *, snapshot: bool
+    ) -> Iterator[Connection]:
+        left = _MAX_STATEMENT_SECONDS if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("The deadline passed before the database was asked.")
+        milliseconds = max(1, int(min(left, _MAX_STATEMENT_SECONDS) * 1000))
+        try:
+            with self._engines[role].connect() as connection:
+                if snapshot:
+                    connection = connection.execution_options(isolation_level="REPEATABLE READ")  # noqa: PLW2901 - the same connection, with the option set.
+                with connection.begin():
+                    connection.execute(_SETTINGS, {"tenant": tenant, "timeout": str(milliseconds)})
+                    yield connection
+        except DBAPIError as error:
+            raise _translated(error) from error
+        except PoolTimeoutError as error:
+            raise StoreUnavailable("All database connections are busy; try again shortly.") from error
+
+
+def _translated(error: DBAPIError) -> Exception:
+    """Return the domain's error for a failure of the database's own, or the error itself for a fault of ours."""
+    state = getattr(error.orig, "sqlstate", None)
+    if state == _QUERY_CANCELED:
+        return DeadlineExceeded("The deadline passed while the database was working.")
+    # No state at all means that no connection was had; 08 is its loss, 57P the server's end, 53 its exhaustion.
+    if error.connection_invalidated or state is None or state[:2] in ("08", "53", "55") or state.startswith("57P"):
+        return StoreUnavailable("The database cannot be reached or is busy; try again shortly.")
+    return error
+
+
+def _engine(url: str, role: DatabaseRole, pool_size: int) -> Engine:
+    parsed = make_url(url).set(drivername="postgresql+psycopg")
+    return create_engine(
+        parsed,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=5,
+        connect_args={"options": f"-c role={role.value}", "connect_timeout": 5},
+        hide_parameters=True,
+    )
+
+
+class UnsafeRolesError(Exception):
+    """The database's roles would let the server past row-level security, so it must not start."""
+
+
+def check_roles(database: Database) -> None:
+    """Raise UnsafeRolesError when a role of the server is a superuser, bypasses row-level security or owns a table."""
+    names = [role.value for role in DatabaseRole]
+    try:
+        with database.login().connect() as connection:
+            powerful = connection.execute(
+                text(
+                    "SELECT rolname FROM pg_roles WHERE (rolsuper OR rolbypassrls)"
+                    " AND (rolname = session_user OR rolname = ANY(:names)) ORDER BY 1"
+                ),
+                {"names": names},
+            ).scalars()
+            owning = connection.execute(
+                text(
+                    "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class"
+                    " WHERE pg_get_userbyid(relowner) = session_user OR pg_get_userbyid(relowner) = ANY(:names)"
+                ),
+                {"names": names},
+            ).scalars()
+            problems = [f"{name} is a superuser or has BYPASSRLS" for name in powerful]
+            problems += [f"{name} owns tables" for name in owning]
+    except SQLAlchemyError as error:
+        raise StoreUnavailable(f"The database cannot be used: {error.__cause__ or error}") from error
+    if problems:
+        raise UnsafeRolesError(
+            "The server will not start with these database roles: " + "; ".join(problems) + ". "
+            "Use the login role that `substrate migrate` creates, and let another role own the tables."
+        )
