@@ -29,7 +29,7 @@ layers: .venv/installed
 	$(BIN)/lint-imports
 
 protos: .venv/installed ## Regenerate substrate/api from protos/.
-	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. \
 	  $$(cd protos && find substrate -name '*.proto' | sort | sed 's,^,protos/,')
 
 protos-check: protos ## Fail when the committed code is not what the protos give.

@@ -42,14 +42,15 @@ _PLACEHOLDER = re.compile(
     )""",
     re.VERBOSE,
 )
+_DECLARED = re.compile(rf"[^\W\d][\w-]{{0,{MAX_DECLARED_LENGTH - 1}}}")
 _MENTION = re.compile(rf"(?<!\\)\$ARGUMENTS(?!{_NAME_CHARACTER})")
 _ENDS_NAME = re.compile(rf"(?!{_NAME_CHARACTER})")
 
-# A word is what stands between blanks. Around the placeholder it may have brackets, emphasis, quotes and punctuation;
-# a single quote only on both sides, for one alone opens a shell command.
+# A word is what stands between blanks and the bars of a table. Around the placeholder it may have brackets, emphasis,
+# quotes and punctuation, before it # and @; a single quote only on both sides, for one alone opens a shell command.
 _WORD_OF_ITS_OWN = re.compile(
-    r"""(?<!\S)[(\["*_\u201c\u2018]*+(?:'(?=\\?\$[0-9]++'))?\\?(?P<number>\$[0-9]++)"""
-    r"""[)\]"'*_\u201d\u2019.,;:!?\u2026\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09]*+(?!\S)"""
+    r"""(?<![^\s|])[(\["*_#@\u201c\u2018]*+(?:'(?=\\?\$[0-9]++'))?\\?(?P<number>\$[0-9]++)"""
+    r"""[)\]"'*_\u201d\u2019.,;:!?\u2026\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff09]*+(?![^\s|])"""
 )
 _NUMBER = re.compile(r"\$[0-9]")
 
@@ -62,7 +63,9 @@ _FENCE = re.compile(
     re.VERBOSE | re.MULTILINE | re.DOTALL,
 )
 # A code span ends in the block it began in: at an empty line, list item, heading or table row a new block begins.
-_TICKS_OR_BLOCK = re.compile(r"(?P<ticks>`++)|\n(?=[ \t>]*+(?:\n|[-*+][ \t]|[0-9]{1,9}[.)][ \t]|[#|]))")
+_TICKS_OR_BLOCK = re.compile(
+    r"(?P<ticks>`++)|\n(?:(?:[ \t>]*+\n)++|(?=[ \t>]*+(?:[-*+][ \t]|[0-9]{1,9}[.)][ \t]|[#|])))"
+)
 
 _CLOSING_QUOTE = re.compile(r"""["'](?!\S)""")
 _ARGUMENT = re.compile(r"\S++")
@@ -90,12 +93,12 @@ def substitute(
     if positional_base not in (0, 1):
         raise InvalidArgument("positional_base", f"The first argument's index is {positional_base}; use 0 or 1.")
     values = split_arguments(raw)
-    given = {f"${name}": value for name, value in reversed([*zip(declared, values, strict=False)])}
+    names = {f"${name}": place for place, name in reversed([*enumerate(declared)]) if _DECLARED.fullmatch(name)}
+    given = {token: values[place] for token, place in names.items() if place < len(values)}
     for number, value in enumerate(values, positional_base):
         given[f"${number}"] = given[f"$ARGUMENTS[{number}]"] = value
     given["$ARGUMENTS"] = raw
-    without_value = dict.fromkeys((f"${name}" for name in declared), "")
-    without_value |= {"${CLAUDE_SKILL_DIR}": skill_dir, "${SKILL_DIR}": skill_dir}
+    otherwise = dict.fromkeys(names, "") | {"${CLAUDE_SKILL_DIR}": skill_dir, "${SKILL_DIR}": skill_dir}
     everywhere = bool(declared) or bool(hint and not hint.isspace()) or _MENTION.search(body) is not None
     words = frozenset() if everywhere else _words_of_their_own(body)
 
@@ -107,11 +110,11 @@ def substitute(
         if match["number"] and not (everywhere or start in words):
             continue
         if match["word"]:
-            token = _longest_name(token, without_value)
+            token = _longest_name(token, names)
             if not token:
                 continue
         escaped = body.endswith("\\", done, start)
-        value = token if escaped else given.get(token, without_value.get(token, token))
+        value = token if escaped else given.get(token, otherwise.get(token, token))
         taken = taken or (not escaped and token in given)
         size += len(value)
         if size > MAX_SUBSTITUTED_LENGTH:
@@ -154,7 +157,7 @@ def split_arguments(raw: str) -> list[str]:
     return arguments
 
 
-def _longest_name(token: str, names: dict[str, str]) -> str:
+def _longest_name(token: str, names: dict[str, int]) -> str:
     """Return the longest of `names` that `token` begins with and that ends there; empty when there is none."""
     for end in range(min(len(token), MAX_DECLARED_LENGTH + 1), 1, -1):
         if token[:end] in names and _ENDS_NAME.match(token, end):
@@ -171,7 +174,7 @@ def _words_of_their_own(body: str) -> frozenset[int]:
 
 def _without_code(body: str) -> str:
     """Return `body` with code spans and fences blotted out at the same length."""
-    text = _FENCE.sub(lambda fence: "\n" * len(fence[0]), body)
+    text = _FENCE.sub(lambda fence: " " * len(fence[0]), body)
     marks = [*_TICKS_OR_BLOCK.finditer(text)]
     # Going backwards, `ahead` knows the next run of each length in the block. To search forward from every run
     # instead would take quadratic time on runs that nothing closes.

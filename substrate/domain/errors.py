@@ -5,8 +5,10 @@ by field. What code and reason each class becomes on the wire is decided in one 
 Decisions (an allowlist that denies, a candidate that is shadowed) are values, not exceptions.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,16 @@ class Violation:
 
 
 class SubstrateError(Exception):
-    """A request that fails for a reason its caller can act on."""
+    """A request that fails for a reason its caller can act on.
+
+    `reason` is the class's name as the wire and the audit spell it: SkillNotFound is ``SKILL_NOT_FOUND``.
+    """
+
+    reason: ClassVar[str] = "SUBSTRATE_ERROR"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.reason = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, message: str, **metadata: str) -> None:
         super().__init__(message)

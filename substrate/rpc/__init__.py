@@ -1,0 +1,1 @@
+"""gRPC: proto in, proto out."""

@@ -1,0 +1,1 @@
+"""Use cases: one permission check and one transaction each."""

@@ -1,0 +1,1 @@
+"""The only SQL: tables, transactions and rows."""

@@ -38,7 +38,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 from urllib.parse import quote
 
@@ -54,6 +53,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "unix_socket_permissions": "0700",
     "max_connections": "100",
     "shared_buffers": "128MB",
+    "log_checkpoints": "off",  # Two lines every five minutes add up in a log that nobody rotates.
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
@@ -65,6 +65,7 @@ _POLL_SECONDS = 0.02
 _COMMAND_SECONDS = 120.0
 _READY_SECONDS = 120.0  # Recovery after a crash replays up to `max_wal_size`, which takes a slow disk a while.
 _SHARED_MEMORY_SECONDS = 10.0
+_SHARED_MEMORY_HELD = "pre-existing shared memory block"
 # PostgreSQL calls these fast and immediate shutdown; after the last two the next start recovers from its log.
 _SHUTDOWN = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 _PR_SET_PDEATHSIG = 1
@@ -94,9 +95,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -147,7 +146,7 @@ class EmbeddedPostgres:
             self.stop()
             if isinstance(error, (OSError, subprocess.SubprocessError)):
                 raise EmbeddedPostgresError(
-                    f"PostgreSQL cannot be run for {self._data_dir}: {error}. Put that right, or choose another folder.",
+                    f"PostgreSQL cannot be run for {self._data_dir}: {error}. Put that right, or change the folder.",
                 ) from error
             raise
 
@@ -183,7 +182,7 @@ class EmbeddedPostgres:
             if problem is None:
                 return
             said = log.read_bytes()[begin:].decode(errors="replace")
-            if "pre-existing shared memory block" not in said or time.monotonic() > give_up:
+            if _SHARED_MEMORY_HELD not in said or time.monotonic() > give_up:
                 raise EmbeddedPostgresError(f"PostgreSQL {problem} in {cluster}. Its log, {log}, ends:\n{_tail(said)}")
             time.sleep(5 * _POLL_SECONDS)
 
@@ -312,11 +311,8 @@ def _folder(path: Path, mode: int, owner: _Account) -> Path:
         path.mkdir(mode)
         path.chmod(mode)  # Making it heeds the umask.
     found = path.lstat()
-    if (
-        not stat.S_ISDIR(found.st_mode)
-        or found.st_uid not in (owner.uid, os.geteuid())
-        or found.st_mode & 0o777 & ~mode
-    ):
+    trusted = stat.S_ISDIR(found.st_mode) and found.st_uid in (owner.uid, os.geteuid())
+    if not trusted or found.st_mode & 0o777 & ~mode:
         raise EmbeddedPostgresError(
             f"{path} is no folder that only {owner.name} controls (mode {mode:o}), so PostgreSQL does not use it; "
             "find out who made it, and remove it.",

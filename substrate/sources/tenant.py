@@ -1,0 +1,154 @@
+"""The tenant source: SkillDefs and tombstones in PostgreSQL as two layers, with the tenant's agents and keys.
+
+Everything is read in one REPEATABLE READ transaction together with the catalog revision it stands for. A row whose
+digest does not match its content, or whose parts cannot be read, becomes a quarantined candidate: an error for that
+name, never a fall-through to the layer below.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sqlalchemy import Connection
+
+from substrate.domain.agents import Agent, parse_agent
+from substrate.domain.catalog import Candidate, Layer, LayerKind, Standing
+from substrate.domain.errors import InvalidInput, SkillQuarantined
+from substrate.domain.identity import Key
+from substrate.domain.names import AgentName, KeyId, SkillName, TenantId
+from substrate.domain.skillmd import content_sha256, header_from_plain
+from substrate.store import agents, skill_defs, tenants
+from substrate.store.session import Database
+from substrate.store.skill_defs import SkillDef, Version
+
+
+@dataclass(frozen=True, slots=True)
+class TenantState:
+    """What the database says of one tenant at one revision; `revision` is None when there is no such tenant.
+
+    `layers` holds the tombstones above the SkillDefs. An agent whose row cannot be read is None: it is refused rather
+    than replaced by one of a lower layer.
+    """
+
+    tenant: TenantId
+    incarnation: str
+    revision: int | None
+    layers: tuple[Layer, ...] = ()
+    agents: Mapping[AgentName, Agent | None] = field(default_factory=dict)
+    keys: Mapping[KeyId, Key] = field(default_factory=dict)
+
+
+def read_state(connection: Connection, tenant: TenantId) -> TenantState:
+    """Read everything of `tenant` in the caller's transaction, which must be of that tenant."""
+    revision = tenants.revision(connection, tenant)
+    incarnation = tenants.incarnation(connection)
+    if revision is None:
+        return TenantState(tenant, incarnation, None)
+    definitions = {row.name: candidate_of(row, version) for row, version in skill_defs.all_of(connection, tenant)}
+    tombstones = {
+        row.name: Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DISABLED, problem=row.reason)
+        for row in skill_defs.disabled(connection, tenant)
+    }
+    return TenantState(
+        tenant=tenant,
+        incarnation=incarnation,
+        revision=revision,
+        layers=(
+            Layer(LayerKind.TENANT, "tenant:disabled", tombstones),
+            Layer(LayerKind.TENANT, "tenant", definitions),
+        ),
+        agents=_agents(connection, tenant),
+        keys=tenants.keys_of(connection, tenant),
+    )
+
+
+def candidate_of(row: SkillDef, active: Version | None) -> Candidate:
+    """Return what a SkillDef says: a draft without an active version, a retired or an active one with it."""
+    if active is None:
+        return Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DRAFT)
+    candidate = version_candidate(active)
+    if row.retired_at is not None and candidate.standing is Standing.ACTIVE:
+        return replace(candidate, standing=Standing.RETIRED)
+    return candidate
+
+
+def version_candidate(version: Version) -> Candidate:
+    """Return one version as a candidate: active once it was promoted, quarantined when its row is corrupt."""
+    candidate = Candidate(
+        name=version.name,
+        kind=LayerKind.TENANT,
+        origin=f"tenant:v{version.version}",
+        version=version.version,
+        content_sha256=version.content_sha256,
+        positional_base=version.positional_base,
+    )
+    try:
+        header = header_from_plain(version.header)
+        sound = content_sha256(header, version.body) == version.content_sha256
+    except InvalidInput as error:
+        return replace(candidate, standing=Standing.QUARANTINED, problem=f"Its stored header is invalid: {error}")
+    if not sound:
+        problem = "Its stored content does not match its digest."
+        return replace(candidate, standing=Standing.QUARANTINED, problem=problem)
+    standing = Standing.DRAFT if version.promoted_at is None else Standing.ACTIVE
+    return replace(candidate, standing=standing, header=header)
+
+
+def _agents(connection: Connection, tenant: TenantId) -> Mapping[AgentName, Agent | None]:
+    found: dict[AgentName, Agent | None] = {}
+    for name, plain, row in agents.all_of(connection, tenant):
+        try:
+            agent = parse_agent(name, plain, LayerKind.TENANT, f"tenant:r{row.revision}")
+            found[name] = replace(agent, created_at=row.created_at, updated_at=row.updated_at)
+        except InvalidInput:
+            found[name] = None
+    return found
+
+
+class TenantSource:
+    """Reads tenants' states, and bodies as they are invoked; bodies are kept by digest within a byte budget."""
+
+    def __init__(self, database: Database, body_budget: int = 32 * 1024 * 1024) -> None:
+        self._database = database
+        self._budget = body_budget
+        self._held = 0
+        self._bodies: OrderedDict[tuple[TenantId, SkillName, str], str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def load(self, tenant: TenantId, deadline: float | None) -> TenantState:
+        """Read the state of `tenant` in a transaction of its own."""
+        with self._database.tenant(tenant, deadline, snapshot=True) as connection:
+            return read_state(connection, tenant)
+
+    def version(self, tenant: TenantId, name: SkillName, number: int, deadline: float | None) -> Candidate | None:
+        """Return a version of a SkillDef as a candidate, or None when there is no such version."""
+        with self._database.tenant(tenant, deadline) as connection:
+            found = skill_defs.version(connection, tenant, name, number)
+        return version_candidate(found) if found else None
+
+    def body(self, tenant: TenantId, candidate: Candidate, deadline: float | None) -> str:
+        """Return the body of a version; raise SkillQuarantined when the row no longer gives what was decided on."""
+        key = (tenant, candidate.name, candidate.content_sha256)
+        with self._lock:
+            known = self._bodies.get(key)
+            if known is not None:
+                self._bodies.move_to_end(key)
+                return known
+        with self._database.tenant(tenant, deadline) as connection:
+            found = skill_defs.version(connection, tenant, candidate.name, candidate.version or 0)
+        if found is None or version_candidate(found).standing is Standing.QUARANTINED:
+            raise SkillQuarantined(f"The stored version {candidate.version} of '{candidate.name}' is corrupt.")
+        if found.content_sha256 != candidate.content_sha256:
+            raise SkillQuarantined(f"The stored version {candidate.version} of '{candidate.name}' was replaced.")
+        self._keep(key, found.body)
+        return found.body
+
+    def _keep(self, key: tuple[TenantId, SkillName, str], body: str) -> None:
+        with self._lock:
+            if key not in self._bodies:
+                self._bodies[key] = body
+                self._held += len(body)
+            while self._held > self._budget:
+                _, dropped = self._bodies.popitem(last=False)
+                self._held -= len(dropped)

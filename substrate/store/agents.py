@@ -1,0 +1,43 @@
+"""A tenant's own agents, as rows."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.postgresql import insert
+
+from substrate.domain.agents import Agent
+from substrate.domain.names import AgentName, TenantId
+from substrate.store.tables import agents
+
+
+def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, now: datetime, by: str) -> None:
+    """Create the agent or replace it whole."""
+    values = {
+        "description": agent.description,
+        "tools": None if agent.tools is None else list(agent.tools),
+        "skills": agent.allowlist.texts(),
+        "definition": json.loads(agent.definition_json),
+        "content_sha256": agent.content_sha256,
+        "revision": revision,
+        "updated_at": now,
+        "updated_by": by,
+    }
+    statement = insert(agents).values(tenant_id=tenant, name=agent.name, created_at=now, **values)
+    connection.execute(statement.on_conflict_do_update(index_elements=[agents.c.tenant_id, agents.c.name], set_=values))
+
+
+def all_of(connection: Connection, tenant: TenantId) -> Sequence[tuple[AgentName, Mapping[str, Any], Any]]:
+    """Return (name, plain definition, row) of every agent of the tenant, by name.
+
+    The plain definition is what `substrate.domain.agents.parse_agent` reads.
+    """
+    rows = connection.execute(select(agents).where(agents.c.tenant_id == tenant).order_by(agents.c.name))
+    return [(AgentName(row.name), _plain(row), row) for row in rows]
+
+
+def _plain(row: Any) -> Mapping[str, Any]:
+    plain = {"description": row.description, "skills": row.skills, "definition": row.definition}
+    return plain if row.tools is None else {**plain, "tools": row.tools}

@@ -1,0 +1,259 @@
+"""The audit's rows: appended under the lock of their tenant's chain head, never changed.
+
+`append` writes in the transaction of a change. `ChainWriter` is the other way in: one connection of the audit role
+that, in one transaction, locks the chain heads of many tenants, reads their catalog revisions and inserts the events of
+those calls that decided on the current one. It speaks psycopg directly, since a pipeline turns five round trips into
+two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import psycopg
+from psycopg.errors import LockNotAvailable
+from sqlalchemy import Connection, Row, and_, insert, select, update
+from sqlalchemy.engine import make_url
+
+from substrate.domain.audit import AuditEvent, chain_hash
+from substrate.domain.errors import AuditUnavailable
+from substrate.domain.names import TenantId
+from substrate.domain.skillmatch import Pattern
+from substrate.store.session import DatabaseRole
+from substrate.store.tables import audit_events, chain_heads
+
+_LOCK_TIMEOUT_MS = 25
+_STATEMENT_TIMEOUT_MS = 1000
+
+_COLUMNS = (
+    ("tenant_id", "text"),
+    ("sequence", "bigint"),
+    ("event_id", "uuid"),
+    ("occurred_at", "timestamptz"),
+    ("call_id", "text"),
+    ("verb", "text"),
+    ("outcome", "text"),
+    ("agent", "text"),
+    ("name", "text"),
+    ("actor", "text"),
+    ("winner_layer", "text"),
+    ("version", "integer"),
+    ("previous_hash", "bytea"),
+    ("hash", "bytea"),
+    ("event", "text"),
+)
+_NAMES = ", ".join(name for name, _ in _COLUMNS)
+_ARRAYS = ", ".join(f"%s::{kind}[]" for _, kind in _COLUMNS)
+_INSERT = f"INSERT INTO audit_events ({_NAMES}) SELECT * FROM unnest({_ARRAYS})"  # noqa: S608 - constants only.
+_HEADS = "SELECT tenant_id, sequence, hash FROM chain_heads WHERE tenant_id = ANY(%s) ORDER BY tenant_id FOR UPDATE"
+_REVISIONS = "SELECT tenant_id, catalog_revision FROM tenants WHERE tenant_id = ANY(%s)"
+_ADVANCE = (
+    "UPDATE chain_heads AS head SET sequence = moved.sequence, hash = moved.hash"
+    " FROM unnest(%s::text[], %s::bigint[], %s::bytea[]) AS moved (tenant_id, sequence, hash)"
+    " WHERE head.tenant_id = moved.tenant_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as stored: its place in the chain, its hashes and its text."""
+
+    tenant: TenantId
+    sequence: int
+    previous_hash: bytes
+    hash: bytes
+    event: str
+
+
+class Verdict(Enum):
+    """What became of a call that was put to the chain writer."""
+
+    CURRENT = "current"
+    STALE = "stale"
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call: its tenant, the revision it decided on (`check` False: not asked), and its event, if it has one."""
+
+    tenant: TenantId
+    check: bool
+    revision: int | None
+    event: AuditEvent | None
+
+
+def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:
+    """Return the columns of `event` as the one after `previous` in its tenant's chain."""
+    text = event.text()
+    winner = event.winner or {}
+    return {
+        "tenant_id": event.tenant,
+        "sequence": sequence,
+        "event_id": event.id,
+        "occurred_at": event.time,
+        "call_id": event.call_id,
+        "verb": event.verb.value,
+        "outcome": event.outcome.value,
+        "agent": event.agent,
+        "name": event.name,
+        "actor": event.actor,
+        "winner_layer": winner.get("layer", ""),
+        "version": winner.get("version"),
+        "previous_hash": previous,
+        "hash": chain_hash(previous, sequence, text),
+        "event": text,
+    }
+
+
+def append(connection: Connection, event: AuditEvent) -> None:
+    """Append `event` in the caller's transaction; call it last, since it holds the tenant's chain head until the end.
+
+    Raises AuditUnavailable when the tenant has no chain.
+    """
+    head = connection.execute(
+        select(chain_heads.c.sequence, chain_heads.c.hash)
+        .where(chain_heads.c.tenant_id == event.tenant)
+        .with_for_update()
+    ).first()
+    if head is None:
+        raise AuditUnavailable(f"The tenant '{event.tenant}' has no audit chain.")
+    row = row_of(event, head.sequence + 1, bytes(head.hash))
+    connection.execute(insert(audit_events).values(**row))
+    connection.execute(
+        update(chain_heads)
+        .where(chain_heads.c.tenant_id == event.tenant)
+        .values(sequence=row["sequence"], hash=row["hash"])
+    )
+
+
+class ChainWriter:
+    """One connection of the audit role; used by one thread at a time."""
+
+    def __init__(self, url: str) -> None:
+        parsed = make_url(url).set(drivername="postgresql")
+        self._conninfo = parsed.render_as_string(hide_password=False)
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def write(self, entries: Sequence[Entry]) -> list[Verdict]:
+        """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
+
+        BUSY means that somebody held the tenant's chain head for longer than the lock timeout: nothing was written for
+        that tenant, and the call may be put again. Any other failure raises psycopg.Error: nothing is known to be
+        written then, and a commit may or may not have happened.
+        """
+        tenants = sorted({entry.tenant for entry in entries})
+        connection = self._connected()
+        try:
+            return self._settle(connection, entries, tenants)
+        except LockNotAvailable:
+            connection.rollback()
+            return [Verdict.BUSY] * len(entries)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Drop the connection; the next write makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._connection is None or self._connection.closed:
+            options = (
+                f"-c role={DatabaseRole.AUDIT.value} -c lock_timeout={_LOCK_TIMEOUT_MS}"
+                f" -c statement_timeout={_STATEMENT_TIMEOUT_MS}"
+            )
+            self._connection = psycopg.connect(self._conninfo, options=options, connect_timeout=2)
+        return self._connection
+
+    def _settle(
+        self, connection: psycopg.Connection[tuple[Any, ...]], entries: Sequence[Entry], tenants: list[TenantId]
+    ) -> list[Verdict]:
+        # With several tenants, one whose chain is held must not keep the others waiting: it is skipped and BUSY.
+        with connection.pipeline():
+            locked = connection.execute(_HEADS + (" SKIP LOCKED" if len(tenants) > 1 else ""), (tenants,))
+            current = connection.execute(_REVISIONS, (tenants,))
+            heads = {tenant: (sequence, bytes(digest)) for tenant, sequence, digest in locked.fetchall()}
+            revisions = dict(current.fetchall())
+        verdicts = []
+        rows = []
+        moved: dict[str, tuple[int, bytes]] = {}
+        for entry in entries:
+            head = moved.get(entry.tenant) or heads.get(entry.tenant)
+            if head is None and entry.tenant in revisions:
+                verdicts.append(Verdict.BUSY)
+                continue
+            if entry.check and revisions.get(entry.tenant) != entry.revision:
+                verdicts.append(Verdict.STALE)
+                continue
+            verdicts.append(Verdict.CURRENT)
+            if entry.event is not None and head is not None:
+                row = row_of(entry.event, head[0] + 1, head[1])
+                rows.append(row)
+                moved[entry.tenant] = (row["sequence"], row["hash"])
+        with connection.pipeline():
+            if rows:
+                connection.execute(_INSERT, [[row[name] for row in rows] for name, _ in _COLUMNS])
+                connection.execute(
+                    _ADVANCE,
+                    (list(moved), [sequence for sequence, _ in moved.values()], [h for _, h in moved.values()]),
+                )
+            connection.commit()
+        return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events a query wants; an empty field asks for nothing. `pattern` is of skill names."""
+
+    agent: str = ""
+    pattern: Pattern | None = None
+    verb: str = ""
+    outcome: str = ""
+    event_id: str = ""
+    call_id: str = ""
+    since: Any = None
+    until: Any = None
+
+
+def query(
+    connection: Connection, tenant: TenantId, wanted: Filter, after: int | None, limit: int, *, oldest_first: bool
+) -> list[StoredEvent]:
+    """Return up to `limit` events of the tenant in order of their sequence, those beyond the sequence `after`."""
+    columns = audit_events.c
+    conditions = [columns.tenant_id == tenant]
+    for column, value in (
+        (columns.agent, wanted.agent),
+        (columns.verb, wanted.verb),
+        (columns.outcome, wanted.outcome),
+        (columns.event_id, wanted.event_id),
+        (columns.call_id, wanted.call_id),
+    ):
+        if value:
+            conditions.append(column == value)
+    if wanted.pattern is not None and not wanted.pattern.matches_all:
+        conditions.append(_names_matching(wanted.pattern))
+    if wanted.since is not None:
+        conditions.append(columns.occurred_at >= wanted.since)
+    if wanted.until is not None:
+        conditions.append(columns.occurred_at < wanted.until)
+    if after is not None:
+        conditions.append(columns.sequence > after if oldest_first else columns.sequence < after)
+    order = columns.sequence.asc() if oldest_first else columns.sequence.desc()
+    rows = connection.execute(select(audit_events).where(and_(*conditions)).order_by(order).limit(limit))
+    return [_stored(row) for row in rows]
+
+
+def _names_matching(pattern: Pattern) -> Any:
+    """Return the condition that an event's name matches `pattern`; PostgreSQL's expressions do not backtrack either."""
+    column = audit_events.c.name
+    if not any(c in "*?" for segment in pattern.segments for c in segment):
+        return column == "/".join(pattern.segments)
+    return ("/" + column).op("~")(f"^{pattern.regex}$") & (column != "")
+
+
+def _stored(row: Row[Any]) -> StoredEvent:
+    return StoredEvent(TenantId(row.tenant_id), row.sequence, bytes(row.previous_hash), bytes(row.hash), row.event)

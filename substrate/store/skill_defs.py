@@ -1,0 +1,209 @@
+"""SkillDefs, their versions and the names a tenant has disabled, as rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+
+from substrate.domain.names import SkillName, TenantId
+from substrate.store.tables import disabled_names, skill_def_versions, skill_defs
+
+_ACTIVE = (
+    (skill_def_versions.c.tenant_id == skill_defs.c.tenant_id)
+    & (skill_def_versions.c.name == skill_defs.c.name)
+    & (skill_def_versions.c.version == skill_defs.c.active_version)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillDef:
+    """A SkillDef's row: `active_version` is None until a version is promoted."""
+
+    name: SkillName
+    active_version: int | None
+    latest_version: int
+    retired_at: datetime | None
+    revision: int
+    created_at: datetime
+    created_by: str
+    updated_at: datetime
+
+    @property
+    def etag(self) -> str:
+        """What changes whenever the SkillDef does: the catalog revision of its last change."""
+        return f"r{self.revision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One immutable version: `header` is the plain form of its frontmatter."""
+
+    name: SkillName
+    version: int
+    header: Any
+    body: str
+    positional_base: int
+    content_sha256: str
+    created_at: datetime
+    created_by: str
+    promoted_at: datetime | None = None
+    promoted_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DisabledName:
+    """A tombstone."""
+
+    name: SkillName
+    reason: str
+    disabled_at: datetime
+    disabled_by: str
+
+
+def all_of(connection: Connection, tenant: TenantId) -> list[tuple[SkillDef, Version | None]]:
+    """Return every SkillDef of the tenant with its active version, by name."""
+    versions = skill_def_versions.c
+    rows = connection.execute(
+        select(skill_defs, *(column.label(f"v_{column.name}") for column in versions))
+        .select_from(skill_defs.outerjoin(skill_def_versions, _ACTIVE))
+        .where(skill_defs.c.tenant_id == tenant)
+        .order_by(skill_defs.c.name)
+    )
+    return [(_skill_def(row), _version(row, "v_") if row.v_version is not None else None) for row in rows]
+
+
+def get(connection: Connection, tenant: TenantId, name: SkillName) -> SkillDef | None:
+    """Return the tenant's SkillDef of this name."""
+    row = connection.execute(
+        select(skill_defs).where((skill_defs.c.tenant_id == tenant) & (skill_defs.c.name == name))
+    ).first()
+    return _skill_def(row) if row else None
+
+
+def version(connection: Connection, tenant: TenantId, name: SkillName, number: int) -> Version | None:
+    """Return one version of a SkillDef."""
+    row = connection.execute(select(skill_def_versions).where(_is_version(tenant, name, number))).first()
+    return _version(row, "") if row else None
+
+
+def create(connection: Connection, tenant: TenantId, skill_def: SkillDef, first: Version) -> None:
+    """Add a SkillDef with its first version."""
+    connection.execute(
+        insert(skill_defs).values(
+            tenant_id=tenant,
+            name=skill_def.name,
+            active_version=skill_def.active_version,
+            latest_version=skill_def.latest_version,
+            revision=skill_def.revision,
+            created_at=skill_def.created_at,
+            created_by=skill_def.created_by,
+            updated_at=skill_def.updated_at,
+        )
+    )
+    connection.execute(
+        insert(skill_def_versions).values(
+            tenant_id=tenant,
+            name=first.name,
+            version=first.version,
+            header=first.header,
+            body=first.body,
+            positional_base=first.positional_base,
+            content_sha256=first.content_sha256,
+            created_at=first.created_at,
+            created_by=first.created_by,
+            promoted_at=first.promoted_at,
+            promoted_by=first.promoted_by,
+        )
+    )
+
+
+def save(connection: Connection, tenant: TenantId, skill_def: SkillDef) -> None:
+    """Write what may change of a SkillDef: its active version, its retirement and when that was."""
+    connection.execute(
+        update(skill_defs)
+        .where((skill_defs.c.tenant_id == tenant) & (skill_defs.c.name == skill_def.name))
+        .values(
+            active_version=skill_def.active_version,
+            retired_at=skill_def.retired_at,
+            revision=skill_def.revision,
+            updated_at=skill_def.updated_at,
+        )
+    )
+
+
+def mark_promoted(
+    connection: Connection, tenant: TenantId, name: SkillName, number: int, now: datetime, by: str
+) -> None:
+    """Record the first promotion of a version; later ones leave it as it is."""
+    connection.execute(
+        update(skill_def_versions)
+        .where(_is_version(tenant, name, number) & skill_def_versions.c.promoted_at.is_(None))
+        .values(promoted_at=now, promoted_by=by)
+    )
+
+
+def disabled(connection: Connection, tenant: TenantId) -> Sequence[DisabledName]:
+    """Return the tenant's tombstones, by name."""
+    rows = connection.execute(
+        select(disabled_names).where(disabled_names.c.tenant_id == tenant).order_by(disabled_names.c.name)
+    )
+    return [DisabledName(row.name, row.reason, row.disabled_at, row.disabled_by) for row in rows]
+
+
+def disable(connection: Connection, tenant: TenantId, tombstone: DisabledName, revision: int) -> None:
+    """Put a tombstone; one that stands already is left as it is."""
+    values = {
+        "reason": tombstone.reason,
+        "revision": revision,
+        "disabled_at": tombstone.disabled_at,
+        "disabled_by": tombstone.disabled_by,
+    }
+    connection.execute(
+        upsert(disabled_names)
+        .values(tenant_id=tenant, name=tombstone.name, **values)
+        .on_conflict_do_nothing(index_elements=[disabled_names.c.tenant_id, disabled_names.c.name])
+    )
+
+
+def enable(connection: Connection, tenant: TenantId, name: SkillName) -> None:
+    """Take the tombstone of `name` away, if there is one."""
+    connection.execute(
+        delete(disabled_names).where((disabled_names.c.tenant_id == tenant) & (disabled_names.c.name == name))
+    )
+
+
+def _is_version(tenant: TenantId, name: SkillName, number: int) -> Any:
+    columns = skill_def_versions.c
+    return (columns.tenant_id == tenant) & (columns.name == name) & (columns.version == number)
+
+
+def _skill_def(row: Row[Any]) -> SkillDef:
+    return SkillDef(
+        name=SkillName(row.name),
+        active_version=row.active_version,
+        latest_version=row.latest_version,
+        retired_at=row.retired_at,
+        revision=row.revision,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        updated_at=row.updated_at,
+    )
+
+
+def _version(row: Row[Any], prefix: str) -> Version:
+    field = row._mapping  # noqa: SLF001 - SQLAlchemy's documented access by name.
+    return Version(
+        name=SkillName(field[f"{prefix}name"]),
+        version=field[f"{prefix}version"],
+        header=field[f"{prefix}header"],
+        body=field[f"{prefix}body"],
+        positional_base=field[f"{prefix}positional_base"],
+        content_sha256=field[f"{prefix}content_sha256"],
+        created_at=field[f"{prefix}created_at"],
+        created_by=field[f"{prefix}created_by"],
+        promoted_at=field[f"{prefix}promoted_at"],
+        promoted_by=field[f"{prefix}promoted_by"],
+    )
