@@ -8,6 +8,7 @@ arguments are never part of an event.
 
 import hashlib
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -163,3 +164,11 @@ def candidate_fields(resolution: Resolution) -> tuple[list[dict[str, Any]], dict
         if candidate is resolution.winner:
             winner = fields
     return found, winner
+
+
+def event_id(milliseconds: int, entropy: bytes) -> str:
+    """Return a UUIDv7 (RFC 9562, section 5.7) for a Unix time in `milliseconds` and 10 bytes of `entropy`."""
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(entropy[:10], "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    return str(uuid.UUID(int=value))

@@ -21,8 +21,8 @@ from enum import Enum
 from functools import cached_property
 
 from substrate.domain.names import Qualifier, QualifierKind, SkillName, SkillRef
+from substrate.domain.skillheader import SkillHeader
 from substrate.domain.skillmatch import Pattern, PatternSet
-from substrate.domain.skillmd import SkillHeader
 
 
 class LayerKind(Enum):
@@ -184,6 +184,16 @@ class Catalog:
     def skill_def(self, name: SkillName) -> Candidate | None:
         """Return what the tenant's SkillDef layer says about `name`, tombstones left aside."""
         return next((c for c in _candidates(self._tenant, name) if c.standing is not Standing.DISABLED), None)
+
+    def skill_defs(self) -> list[Candidate]:
+        """Return what the tenant's SkillDef layer says, by name, tombstones left aside."""
+        own = {
+            c.name: c
+            for layer in self._tenant
+            for c in layer.candidates.values()
+            if c.standing is not Standing.DISABLED
+        }
+        return [own[name] for name in sorted(own)]
 
     def resolve(self, ref: SkillRef, pinned: Candidate | None = None) -> Resolution:
         """Resolve `ref`.

@@ -23,7 +23,7 @@ class Problem:
         return Violation(f"source.{self.field}" if self.field else "source", str(self))
 
 
-class QuarantinedFile(Exception):  # noqa: N818 - names what becomes of the file, as the domain's other errors do.
+class QuarantinedFile(Exception):
     """A SKILL.md that cannot be used safely; `problems` says why, at least once, in the order of lines."""
 
     def __init__(self, *problems: Problem) -> None:
@@ -55,20 +55,27 @@ class Findings:
         """Record what is worth reporting in every mode and stops none."""
         self._noted.append(Problem(line, field, message))
 
-    def tolerate(self, line: int | None, field: str | None, message: str) -> None:
-        """Record what an author must mend and every other reader puts up with."""
-        (self.refuse if self.mode is Mode.AUTHOR else self.note)(line, field, message)
+    def tolerate(self, line: int | None, field: str | None, message: str, instead: str) -> None:
+        """Record what an author must mend; every other reader does what `instead` says."""
+        if self.mode is Mode.AUTHOR:
+            self.refuse(line, field, message)
+        else:
+            self.note(line, field, f"{message} {instead}")
 
     def suspect(self, line: int | None, field: str | None, message: str) -> None:
         """Record what may deceive the person who looks at it: only files on the operator's own disk may hold it."""
         (self.note if self.mode is Mode.BUNDLE else self.refuse)(line, field, message)
 
+    def refusal(self) -> QuarantinedFile:
+        """Return the error to raise when what was refused leaves nothing to go on with."""
+        return QuarantinedFile(*self._refused)
+
     def settle(self) -> tuple[Problem, ...]:
         """Return the diagnostics in the order of lines; raise QuarantinedFile if anything was refused."""
         if self._refused:
-            raise QuarantinedFile(*self._refused)
+            raise self.refusal()
         return _by_line(self._noted)
 
 
 def _by_line(problems: list[Problem] | tuple[Problem, ...]) -> tuple[Problem, ...]:
-    return tuple(sorted(problems, key=lambda problem: problem.line or 0))
+    return tuple(sorted(problems, key=lambda problem: (problem.line is None, problem.line)))

@@ -1,8 +1,8 @@
 """File globs: which touched paths make a skill eligible.
 
-The language is the allowlist's (``*`` inside one segment, ``?`` one character, ``**`` any run of segments, a lone ``*``
-everything), on paths relative to the caller's work tree. Paths and globs are compared after a leading ``./`` or ``/`` is
-dropped; every other character stands for itself.
+The language is the allowlist's (``*`` inside one segment, ``?`` one character, ``**`` any run of segments, a lone
+``*`` everything), on paths relative to the caller's work tree. Paths and globs are compared after a leading ``./`` or
+``/`` is dropped; every other character stands for itself.
 """
 
 import functools

@@ -113,6 +113,11 @@ class _Open:
     key: str | None = None
     next_key_line: int = 0
 
+    @property
+    def awaits_key(self) -> bool:
+        """Whether what comes next is a key of this mapping."""
+        return self.key is None and isinstance(self.data, dict)
+
 
 class _Reader:
     """Builds a Document from libyaml's events and collects the problems it meets on the way."""
@@ -120,6 +125,7 @@ class _Reader:
     def __init__(self, text: str, first_line: int, max_depth: int) -> None:
         self._text = text
         self._first_line = first_line
+        self._last_line = first_line + text.count("\n")
         self._max_depth = max_depth
         self._root: dict[str, Plain] = {}
         self._places: dict[Path, Place] = {}
@@ -138,13 +144,17 @@ class _Reader:
             raise PlainYamlError(*self._problems)
         return Document(self._root, self._places, self._text, self._first_line)
 
-    def _refuse(self, line: int, message: str) -> None:
-        """Note a problem after which reading can go on; `line` is libyaml's, from 0."""
-        self._problems.append(YamlProblem(self._first_line + line, message))
+    def _line(self, mark_line: int) -> int:
+        """Return the line for libyaml's, which counts from 0 and may put the end of a text one line below its last."""
+        return min(self._first_line + mark_line, self._last_line)
 
-    def _stop(self, line: int, message: str) -> PlainYamlError:
+    def _refuse(self, mark_line: int, message: str) -> None:
+        """Note a problem after which reading can go on."""
+        self._problems.append(YamlProblem(self._line(mark_line), message))
+
+    def _stop(self, mark_line: int, message: str) -> PlainYamlError:
         """Return the error for a problem after which what follows would be misread."""
-        self._refuse(line, message)
+        self._refuse(mark_line, message)
         return PlainYamlError(*self._problems)
 
     def _take(self, event: Event) -> None:
@@ -167,11 +177,11 @@ class _Reader:
             if self._documents > 1:
                 raise self._stop(start.line, "a second document is not allowed.")
 
-    def _check_properties(self, event: ScalarEvent | CollectionStartEvent, line: int) -> None:
+    def _check_properties(self, event: ScalarEvent | CollectionStartEvent, mark_line: int) -> None:
         if event.anchor is not None:
-            self._refuse(line, "anchors and aliases are not allowed.")
+            self._refuse(mark_line, "anchors and aliases are not allowed.")
         if event.tag is not None:
-            self._refuse(line, "tags are not allowed.")
+            self._refuse(mark_line, "tags are not allowed.")
 
     def _scalar(self, value: str, start: Any, end: Any) -> None:
         if "\0" in value:
@@ -181,24 +191,24 @@ class _Reader:
                 raise self._stop(start.line, _NO_MAPPING)
             return
         parent = self._open[-1]
-        if parent.key is None and isinstance(parent.data, dict):
+        if parent.awaits_key:
             if value in parent.data:
                 first = self._places[*parent.path, value].key_line
                 self._refuse(start.line, f"the key {shown(value)} is given twice, first in line {first}.")
             parent.key = value
-            parent.next_key_line = self._first_line + start.line
+            parent.next_key_line = self._line(start.line)
             return
-        line = self._first_line + start.line
+        line = self._line(start.line)
         path, key_line = _attach(parent, value, line)
         self._places[path] = Place(key_line, line, start.index, end.index)
 
     def _start(self, data: dict[str, Plain] | list[Plain], start: Any) -> None:
         if len(self._open) >= self._max_depth:
             raise self._stop(start.line, f"is nested more than {self._max_depth} levels deep.")
-        line = self._first_line + start.line
+        line = self._line(start.line)
         if self._open:
             parent = self._open[-1]
-            if parent.key is None and isinstance(parent.data, dict):
+            if parent.awaits_key:
                 raise self._stop(start.line, "a key must be text, not a list or a mapping.")
             path, key_line = _attach(parent, data, line)
         elif isinstance(data, dict):

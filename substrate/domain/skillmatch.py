@@ -33,7 +33,7 @@ from enum import Enum
 
 import re2
 
-from substrate.domain.errors import InvalidAllowlist, Violation
+from substrate.domain.errors import InvalidAllowlist, InvalidArgument, Violation
 from substrate.domain.names import SkillName
 
 MAX_ENTRIES = 200
@@ -140,6 +140,19 @@ def parse_pattern(text: str) -> Pattern:
     """Return the pattern written as `text`, which `pattern_problem` has found no fault with."""
     segments = tuple(text.split("/"))
     return Pattern(("**",) if segments == ("*",) else segments)
+
+
+def parse_query_pattern(text: str, field: str = "pattern") -> Pattern | None:
+    """Return the pattern that a request narrows a list with, or None for no text; raise InvalidArgument for `field`.
+
+    It takes no sign: it selects, it does not allow or deny.
+    """
+    if not text:
+        return None
+    problem = pattern_problem(text) if len(text) <= MAX_PATTERN_LENGTH else f"is longer than {MAX_PATTERN_LENGTH}"
+    if problem:
+        raise InvalidArgument(field, f"The pattern {problem}; write it like doc/* and without a sign.")
+    return parse_pattern(text)
 
 
 def _entry_problem(text: str) -> str | None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy import Connection
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import Candidate, Layer, LayerKind, Standing
+from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Resolution, Standing
 from substrate.domain.errors import InvalidInput, SkillQuarantined
 from substrate.domain.identity import Key
-from substrate.domain.names import AgentName, KeyId, SkillName, TenantId
-from substrate.domain.skillmd import content_sha256, header_from_plain
+from substrate.domain.names import AgentName, KeyId, SkillName, SkillRef, TenantId
+from substrate.domain.skillheader import content_sha256, header_from_plain
 from substrate.store import agents, skill_defs, tenants
 from substrate.store.session import Database
 from substrate.store.skill_defs import SkillDef, Version
@@ -45,21 +45,27 @@ def read_state(connection: Connection, tenant: TenantId) -> TenantState:
     incarnation = tenants.incarnation(connection)
     if revision is None:
         return TenantState(tenant, incarnation, None)
-    definitions = {row.name: candidate_of(row, version) for row, version in skill_defs.all_of(connection, tenant)}
-    tombstones = {
-        row.name: Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DISABLED, problem=row.reason)
-        for row in skill_defs.disabled(connection, tenant)
-    }
     return TenantState(
         tenant=tenant,
         incarnation=incarnation,
         revision=revision,
-        layers=(
-            Layer(LayerKind.TENANT, "tenant:disabled", tombstones),
-            Layer(LayerKind.TENANT, "tenant", definitions),
-        ),
+        layers=read_layers(connection, tenant),
         agents=_agents(connection, tenant),
         keys=tenants.keys_of(connection, tenant),
+    )
+
+
+def read_layers(connection: Connection, tenant: TenantId, name: SkillName | None = None) -> tuple[Layer, Layer]:
+    """Read the tenant's tombstones and SkillDefs as layers, the upper one first; only those of `name` when it is given."""
+    tombstones = {
+        row.name: Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DISABLED, problem=row.reason)
+        for row in skill_defs.disabled(connection, tenant)
+        if name in (None, row.name)
+    }
+    definitions = {row.name: candidate_of(row, active) for row, active in skill_defs.all_of(connection, tenant, name)}
+    return (
+        Layer(LayerKind.TENANT, "tenant:disabled", tombstones),
+        Layer(LayerKind.TENANT, "tenant", definitions),
     )
 
 
@@ -121,11 +127,15 @@ class TenantSource:
         with self._database.tenant(tenant, deadline, snapshot=True) as connection:
             return read_state(connection, tenant)
 
-    def version(self, tenant: TenantId, name: SkillName, number: int, deadline: float | None) -> Candidate | None:
-        """Return a version of a SkillDef as a candidate, or None when there is no such version."""
+    def resolve(self, catalog: Catalog, tenant: TenantId, ref: SkillRef, deadline: float | None) -> Resolution:
+        """Resolve `ref` in the tenant's `catalog`; a version other than the active one is read from the database."""
+        own = catalog.skill_def(ref.name)
+        number = ref.qualifier.version if ref.qualifier else None
+        if number is None or own is None or own.version in (None, number):
+            return catalog.resolve(ref)
         with self._database.tenant(tenant, deadline) as connection:
-            found = skill_defs.version(connection, tenant, name, number)
-        return version_candidate(found) if found else None
+            found = skill_defs.version(connection, tenant, ref.name, number)
+        return catalog.resolve(ref, version_candidate(found) if found else None)
 
     def body(self, tenant: TenantId, candidate: Candidate, deadline: float | None) -> str:
         """Return the body of a version; raise SkillQuarantined when the row no longer gives what was decided on."""

@@ -66,6 +66,14 @@ class StoredEvent:
     event: str
 
 
+class WriteFailedError(Exception):
+    """A batch that failed; whether its commit happened is unknown."""
+
+
+class NothingWrittenError(WriteFailedError):
+    """A batch that failed before anything was written, so that it may be put again."""
+
+
 class Verdict(Enum):
     """What became of a call that was put to the chain writer."""
 
@@ -140,19 +148,24 @@ class ChainWriter:
         """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
 
         BUSY means that somebody held the tenant's chain head for longer than the lock timeout: nothing was written for
-        that tenant, and the call may be put again. Any other failure raises psycopg.Error: nothing is known to be
-        written then, and a commit may or may not have happened.
+        that tenant, and the call may be put again. Raises NothingWrittenError or WriteFailedError.
         """
         tenants = sorted({entry.tenant for entry in entries})
-        connection = self._connected()
         try:
-            return self._settle(connection, entries, tenants)
-        except LockNotAvailable:
-            connection.rollback()
-            return [Verdict.BUSY] * len(entries)
-        except BaseException:
+            connection = self._connected()
+            try:
+                heads, revisions = self._look(connection, tenants)
+            except LockNotAvailable:
+                connection.rollback()
+                return [Verdict.BUSY] * len(entries)
+        except psycopg.Error as error:
             self.close()
-            raise
+            raise NothingWrittenError(str(error)) from error
+        try:
+            return self._settle(connection, entries, heads, revisions)
+        except psycopg.Error as error:
+            self.close()
+            raise WriteFailedError(str(error)) from error
 
     def close(self) -> None:
         """Drop the connection; the next write makes a new one."""
@@ -169,15 +182,25 @@ class ChainWriter:
             self._connection = psycopg.connect(self._conninfo, options=options, connect_timeout=2)
         return self._connection
 
-    def _settle(
-        self, connection: psycopg.Connection[tuple[Any, ...]], entries: Sequence[Entry], tenants: list[TenantId]
-    ) -> list[Verdict]:
+    def _look(
+        self, connection: psycopg.Connection[tuple[Any, ...]], tenants: list[TenantId]
+    ) -> tuple[dict[str, tuple[int, bytes]], dict[str, int]]:
+        """Lock the chain heads of `tenants` and read their revisions."""
         # With several tenants, one whose chain is held must not keep the others waiting: it is skipped and BUSY.
         with connection.pipeline():
             locked = connection.execute(_HEADS + (" SKIP LOCKED" if len(tenants) > 1 else ""), (tenants,))
             current = connection.execute(_REVISIONS, (tenants,))
             heads = {tenant: (sequence, bytes(digest)) for tenant, sequence, digest in locked.fetchall()}
-            revisions = dict(current.fetchall())
+            return heads, dict(current.fetchall())
+
+    def _settle(
+        self,
+        connection: psycopg.Connection[tuple[Any, ...]],
+        entries: Sequence[Entry],
+        heads: dict[str, tuple[int, bytes]],
+        revisions: dict[str, int],
+    ) -> list[Verdict]:
+        """Insert the events of the calls that decided on the current revision, move the heads, and commit."""
         verdicts = []
         rows = []
         moved: dict[str, tuple[int, bytes]] = {}

@@ -63,15 +63,17 @@ class DisabledName:
     disabled_by: str
 
 
-def all_of(connection: Connection, tenant: TenantId) -> list[tuple[SkillDef, Version | None]]:
-    """Return every SkillDef of the tenant with its active version, by name."""
-    versions = skill_def_versions.c
-    rows = connection.execute(
-        select(skill_defs, *(column.label(f"v_{column.name}") for column in versions))
+def all_of(
+    connection: Connection, tenant: TenantId, name: SkillName | None = None
+) -> list[tuple[SkillDef, Version | None]]:
+    """Return every SkillDef of the tenant with its active version, by name; only that of `name` when it is given."""
+    statement = (
+        select(skill_defs, *(column.label(f"v_{column.name}") for column in skill_def_versions.c))
         .select_from(skill_defs.outerjoin(skill_def_versions, _ACTIVE))
         .where(skill_defs.c.tenant_id == tenant)
         .order_by(skill_defs.c.name)
     )
+    rows = connection.execute(statement if name is None else statement.where(skill_defs.c.name == name))
     return [(_skill_def(row), _version(row, "v_") if row.v_version is not None else None) for row in rows]
 
 
@@ -81,6 +83,16 @@ def get(connection: Connection, tenant: TenantId, name: SkillName) -> SkillDef |
         select(skill_defs).where((skill_defs.c.tenant_id == tenant) & (skill_defs.c.name == name))
     ).first()
     return _skill_def(row) if row else None
+
+
+def some_of(connection: Connection, tenant: TenantId, names: Sequence[SkillName]) -> list[SkillDef]:
+    """Return the tenant's SkillDefs of these names, by name."""
+    rows = connection.execute(
+        select(skill_defs)
+        .where((skill_defs.c.tenant_id == tenant) & skill_defs.c.name.in_(names))
+        .order_by(skill_defs.c.name)
+    )
+    return [_skill_def(row) for row in rows]
 
 
 def version(connection: Connection, tenant: TenantId, name: SkillName, number: int) -> Version | None:

@@ -50,8 +50,13 @@ def bump(connection: Connection, tenant: TenantId) -> int:
         .returning(tenants.c.catalog_revision)
     ).scalar()
     if found is None:
-        raise TenantNotFound(f"There is no tenant '{tenant}'.", tenant=tenant)
+        raise no_tenant(tenant)
     return found
+
+
+def no_tenant(tenant: TenantId) -> TenantNotFound:
+    """Return the error for a tenant that does not exist."""
+    return TenantNotFound(f"There is no tenant '{tenant}'.", tenant=tenant)
 
 
 def create(connection: Connection, tenant: TenantId, display_name: str, now: datetime) -> Tenant:

@@ -1,0 +1,180 @@
+"""How commands reach a server: the shared options, the address and key they lead to, and the calls themselves."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from substrate.cli import output
+from substrate.domain.errors import SubstrateError
+from substrate.rpc.client import CallFailed, Client, to_plain
+from substrate.settings import Settings
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_OPTIONS = (
+    click.option("--address", metavar="HOST:PORT", help="The server; else SUBSTRATE_ADDRESS, else the local server's."),
+    click.option("--key", metavar="KEY", help="The bearer key; else SUBSTRATE_KEY, else the local server's."),
+    click.option(
+        "--data-dir", type=click.Path(path_type=Path), help="Where the local server keeps its data and keys.json."
+    ),
+    click.option(
+        "--root-certificates", type=click.File("rb"), help="Use TLS and trust these certificates (a PEM file)."
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0, 3600, min_open=True),
+        default=10.0,
+        show_default=True,
+        help="Seconds for each call.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print the whole answer as one JSON document."),
+)
+
+
+class _LocalServer(BaseModel):
+    """What a server with its own database leaves in its data folder for the commands beside it."""
+
+    address: str
+    keys: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A server to call, as the shared options describe it. Failures are click exceptions, ready to be shown."""
+
+    settings: Settings
+    root_certificates: bytes | None
+    timeout: float
+    as_json: bool
+
+    def call(self, method: str, **fields: object) -> dict[str, Any]:
+        """Return the JSON form of the answer to one call."""
+        with self._client(method, fields) as client:
+            return to_plain(client.call(method, **fields))
+
+    def collect(self, method: str, field: str, limit: int = 0, **fields: object) -> dict[str, Any]:
+        """Return the last page's JSON form with the entries of all pages, or of the first `limit`, in its `field`."""
+        answer: dict[str, Any] = {}
+        entries: list[Any] = []
+        with self._client(method, fields) as client:
+            for page in client.pages(method, **fields):
+                answer = to_plain(page)
+                entries += answer[field]
+                if limit and len(entries) >= limit:
+                    break
+        # A token for what follows would mislead: the pages need not end where `limit` cut.
+        del answer["next_page_token"]
+        return answer | {field: entries[:limit] if limit else entries}
+
+    def show(self, answer: dict[str, Any], text: str | bytes) -> None:
+        """Print the answer as ``--json`` asks: whole, or as `text`."""
+        output.show(answer, text, as_json=self.as_json)
+
+    @contextmanager
+    def _client(self, method: str, fields: dict[str, object]) -> Iterator[Client]:
+        address, key = _destination(self.settings, _role(method, fields))
+        try:
+            with (
+                refusals(),
+                Client(address, key, timeout=self.timeout, root_certificates=self.root_certificates) as client,
+            ):
+                yield client
+        except ValueError as error:
+            raise click.UsageError(f"A value cannot be sent: {error}") from None
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options, and a Remote made of them as its first argument.
+
+    Stands next to the function, so that its own options come first in the help.
+    """
+
+    @functools.wraps(command)
+    def run(
+        *,
+        address: str | None,
+        key: str | None,
+        data_dir: Path | None,
+        root_certificates: IO[bytes] | None,
+        timeout: float,
+        as_json: bool,
+        **arguments: object,
+    ) -> None:
+        settings = load_settings(address=address, key=key, data_dir=data_dir)
+        certificates = root_certificates.read() if root_certificates else None
+        command(Remote(settings, certificates, timeout, as_json), **arguments)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Return the settings of the environment with `overrides` that are not None; a usage error lists all problems."""
+    try:
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        raise click.UsageError("The settings cannot be used: " + "; ".join(problems)) from None
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn errors that are meant for people into refusals."""
+    try:
+        yield
+    except CallFailed as error:
+        facts = [("code", error.code), ("reason", error.reason), *sorted(error.metadata.items())]
+        raise output.Refusal(error.message, facts, error.violations) from None
+    except SubstrateError as error:
+        violations = [(violation.field, violation.description) for violation in error.violations]
+        raise output.Refusal(error.message, error.metadata.items(), violations) from None
+
+
+def _role(method: str, fields: dict[str, object]) -> str:
+    """Return the role whose key a call needs, where there is a choice of keys."""
+    service = method.partition(".")[0]
+    if service == "SkillService":
+        return "runtime"
+    # Authors read the log of their own tenant; to name one is for operators.
+    return "operator" if service == "TenantService" or fields.get("tenant") else "author"
+
+
+def _destination(settings: Settings, role: str) -> tuple[str, str]:
+    """Return the address to call and the key to use: what is set, completed by what the local server left."""
+    address, key = settings.address, settings.key.get_secret_value() if settings.key else None
+    if address and key:
+        return address, key
+    path = settings.data_dir / "keys.json"
+    local = _local_server(path)
+    if key:
+        return address or (local.address if local else DEFAULT_ADDRESS), key
+    if local is None:
+        raise click.UsageError(
+            f"There is no key to call with. Pass --key or set SUBSTRATE_KEY, or run `substrate serve` without a "
+            f"database URL first: it leaves its keys in {path}, where this command looks for them."
+        )
+    if address and address != local.address and address.rpartition(":")[0] not in _LOOPBACK:
+        # A key tells whoever receives it how to act on the local server.
+        raise click.UsageError(f"The keys in {path} are for the local server alone. Pass --key for {address}.")
+    if role not in local.keys:
+        raise click.UsageError(f"{path} holds no key for the role {role}. Pass --key or set SUBSTRATE_KEY.")
+    return address or local.address, local.keys[role]
+
+
+def _local_server(path: Path) -> _LocalServer | None:
+    try:
+        return _LocalServer.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise click.UsageError(f"{path} cannot be read ({error.strerror}). Pass --key and --address.") from None
+    except ValidationError:
+        raise click.UsageError(f"{path} is not what `substrate serve` writes. Pass --key and --address.") from None

@@ -1,0 +1,105 @@
+"""Whether a skill that exists and is permitted may be used by this caller, here and now.
+
+List and invoke ask the same two functions, so what is listed can be invoked and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from substrate.domain.agents import Agent
+from substrate.domain.audit import DecidingEntry, deciding_entry
+from substrate.domain.catalog import Candidate, Catalog, Outcome, Resolution
+from substrate.domain.errors import (
+    InvocationNotAllowed,
+    SkillIneligible,
+    SkillNotFound,
+    SkillQuarantined,
+    SubstrateError,
+    ToolsExceedAgent,
+)
+from substrate.domain.names import SkillName, SkillRef
+from substrate.domain.paths import eligible
+
+
+class CallerKind(Enum):
+    """Who asks for a skill: the model by itself, or a user by name."""
+
+    MODEL = "MODEL"
+    USER = "USER"
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A skill that an agent's allowlist admits and that resolves, with the decision and the resolution."""
+
+    name: SkillName
+    winner: Candidate
+    decision: DecidingEntry
+    resolution: Resolution
+
+
+def visible(catalog: Catalog, agent: Agent) -> tuple[Visible, ...]:
+    """Return every skill that `agent` may see, by name, whoever calls and whatever paths are touched."""
+    found = []
+    for name in catalog.names():
+        decision = agent.allowlist.decide(name)
+        if not decision.allowed:
+            continue
+        resolution = catalog.resolve(SkillRef(name))
+        winner = resolution.winner
+        if winner is not None and barrier_of_tools(agent, winner) is None:
+            found.append(Visible(name, winner, deciding_entry(agent.allowlist, decision), resolution))
+    return tuple(found)
+
+
+def unresolved(resolution: Resolution) -> SubstrateError:
+    """Return the error for a reference that has no winner."""
+    ref = resolution.ref
+    if resolution.outcome is Outcome.QUARANTINED:
+        return SkillQuarantined(
+            f"The skill '{ref}' is quarantined: what decides it is invalid. Its author or operator must repair it.",
+            name=ref.name,
+        )
+    return SkillNotFound(f"There is no skill '{ref}'.", name=ref.name)
+
+
+def tools_exceed(agent: Agent, name: SkillName, lacking: Sequence[str]) -> ToolsExceedAgent:
+    """Return the error for a skill that needs tools the agent lacks: a skill narrows tools, never widens them."""
+    return ToolsExceedAgent(
+        f"The skill '{name}' needs tools that the agent '{agent.name}' does not have: {', '.join(lacking)}.",
+        name=name,
+        agent=agent.name,
+        tools=", ".join(lacking),
+    )
+
+
+def barrier_of_tools(agent: Agent, winner: Candidate) -> SubstrateError | None:
+    """Return why the agent's tools do not suffice for the skill, or None."""
+    lacking = agent.lacks((winner.header.allowed_tools if winner.header else None) or ())
+    return tools_exceed(agent, winner.name, lacking) if lacking else None
+
+
+def barrier_of_caller(winner: Candidate, kind: CallerKind, touched: Sequence[str]) -> SubstrateError | None:
+    """Return why this kind of caller, touching these paths, may not use the skill now, or None."""
+    header = winner.header
+    if header is None:
+        return None
+    if kind is CallerKind.MODEL and header.disable_model_invocation:
+        return InvocationNotAllowed(
+            f"The skill '{winner.name}' is for users to invoke, not for the model.",
+            name=winner.name,
+            caller_kind="MODEL",
+        )
+    if kind is CallerKind.USER and not header.user_invocable:
+        return InvocationNotAllowed(
+            f"The skill '{winner.name}' is for the model to invoke, not for users.",
+            name=winner.name,
+            caller_kind="USER",
+        )
+    if not eligible(header.paths, touched):
+        return SkillIneligible(
+            f"The skill '{winner.name}' applies to other files: its paths match none of those touched.",
+            name=winner.name,
+        )
+    return None

@@ -1,0 +1,58 @@
+"""The one permission check: who the caller is, what its role admits, and what its agent's allowlist says.
+
+The gate looks at the bare name alone and runs before anything is looked up, so a refusal says nothing about what
+exists.
+"""
+
+from substrate.domain.agents import Agent
+from substrate.domain.audit import deciding_entry
+from substrate.domain.errors import InvalidArgument, RoleRequired, SkillNotPermitted
+from substrate.domain.identity import Role
+from substrate.domain.names import SkillName, parse_agent_name
+from substrate.services.trace import Trace
+
+
+def require_role(trace: Trace, *roles: Role) -> None:
+    """Raise RoleRequired unless the caller's key has one of `roles`."""
+    if trace.principal.role not in roles:
+        wanted = " or ".join(role.value for role in roles)
+        raise RoleRequired(f"This call needs a key of role {wanted}.", roles=wanted)
+
+
+def acting_agent(trace: Trace, named: str) -> Agent | None:
+    """Return the agent that the call acts as: the key's, else the one `named`, else none.
+
+    Raises RoleRequired when the key is bound to another agent than the one named, AgentNotFound, InvalidName.
+    """
+    bound = trace.principal.agent
+    wanted = parse_agent_name(named) if named else bound
+    if wanted is None:
+        return None
+    trace.agent_name = wanted
+    if bound is not None and wanted != bound:
+        raise RoleRequired(f"This key is bound to the agent '{bound}' and cannot act as another.", agent=bound)
+    trace.agent = trace.snapshot.agent(wanted)
+    return trace.agent
+
+
+def runtime_agent(trace: Trace, named: str) -> Agent:
+    """Return the agent of a runtime call, which must have one; raise as `acting_agent` does, or InvalidArgument."""
+    require_role(trace, Role.RUNTIME, Role.AUTHOR)
+    agent = acting_agent(trace, named)
+    if agent is None:
+        raise InvalidArgument("agent", "Name the agent on whose behalf the call is made.")
+    return agent
+
+
+def gate(trace: Trace, name: SkillName) -> None:
+    """Put `name` to the allowlist of the acting agent, if there is one; raise SkillNotPermitted when it denies."""
+    trace.name = name
+    if trace.agent is None:
+        return
+    allowlist = trace.agent.allowlist
+    decision = allowlist.decide(name)
+    trace.decision = deciding_entry(allowlist, decision)
+    if not decision.allowed:
+        raise SkillNotPermitted(
+            f"The agent '{trace.agent.name}' may not use the skill '{name}'.", agent=trace.agent.name, name=name
+        )

@@ -1,0 +1,170 @@
+"""Agents: tenants define their own, everybody sees those of all layers, and allowlists can be tried out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from substrate.domain.agents import SCOPES_REFUSED, Agent, parse_agent
+from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
+from substrate.domain.catalog import LayerKind
+from substrate.domain.errors import EtagMismatch, InvalidAgent, InvalidArgument, RoleRequired, Violation
+from substrate.domain.identity import Role
+from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_skill_name
+from substrate.domain.skillmatch import Allowlist
+from substrate.domain.tokens import page_token, read_page_token
+from substrate.services.access import acting_agent, require_role
+from substrate.services.call import Call
+from substrate.services.decisions import Decisions
+from substrate.services.pages import page_limit
+from substrate.services.trace import Trace
+from substrate.store import agents
+
+MAX_TESTED_NAMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDraft:
+    """An agent as a caller proposes it: `tools` is None for no restriction.
+
+    `scopes_given` says that the refused field `skill_def_scopes` is set, to whatever value.
+    """
+
+    name: str
+    description: str = ""
+    tools: Sequence[str] | None = None
+    skills: Sequence[str] = ()
+    definition_json: str = ""
+    scopes_given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestedAllowlist:
+    """What an allowlist decides on each of the names asked about, in their order."""
+
+    allowlist: Allowlist
+    decisions: Sequence[tuple[SkillName, DecidingEntry]]
+
+
+def etag_of(agent: Agent) -> str:
+    """Return what changes whenever the agent does."""
+    return f"{agent.content_sha256[:16]}-{agent.allowlist_sha256[:16]}"
+
+
+class Agents:
+    """The use cases of `AgentService`."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def put(self, call: Call, draft: AgentDraft, etag: str) -> Agent:
+        """Create or replace one of the tenant's agents; only an author whose key is bound to no agent may."""
+
+        def check(trace: Trace) -> None:
+            _require_free_author(trace)
+            agent = read_draft(draft)
+            trace.agent_name = agent.name
+            if etag:
+                known = trace.snapshot.state.agents.get(agent.name)
+                if known is None or etag_of(known) != etag:
+                    raise EtagMismatch(f"The agent '{agent.name}' has changed since it was read.", agent=agent.name)
+
+        def apply(trace: Trace, connection: Connection, revision: int) -> Agent:
+            agent = replace(read_draft(draft), origin=f"tenant:r{revision}")
+            now = self._decisions.clock.now()
+            tenant = trace.principal.tenant
+            known = trace.snapshot.state.agents.get(agent.name)
+            agents.put(connection, tenant, agent, revision, now, trace.principal.actor)
+            trace.details = {
+                "content_sha256": agent.content_sha256,
+                "allowlist_sha256": agent.allowlist_sha256,
+                "skills": agent.allowlist.texts(),
+                "skills_before": known.allowlist.texts() if known else None,
+            }
+            return replace(agent, created_at=known.created_at if known else now, updated_at=now)
+
+        return self._decisions.change(call, Verb.PUT_AGENT, check, apply)
+
+    def get(self, call: Call, name: str) -> Agent:
+        """Return the agent that stands for `name`."""
+
+        def judge(trace: Trace) -> Agent:
+            require_role(trace, Role.AUTHOR, Role.RUNTIME)
+            wanted = parse_agent_name(name, "name")
+            trace.agent_name = wanted
+            _only_own(trace, wanted)
+            return trace.snapshot.agent(wanted)
+
+        return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
+
+    def list(self, call: Call, page_size: int, token: str) -> tuple[Sequence[Agent], str]:
+        """Return one page of the agents of all layers, by name, and the next token."""
+
+        def judge(trace: Trace) -> tuple[Sequence[Agent], str]:
+            require_role(trace, Role.AUTHOR)
+            limit = page_limit(page_size)
+            after = read_page_token(token, "ListAgents")
+            bound = trace.principal.agent
+            found = [a for a in trace.snapshot.agents() if a.name > after and bound in (None, a.name)]
+            following = page_token(found[limit - 1].name, "ListAgents") if len(found) > limit else ""
+            trace.admitted = min(len(found), limit)
+            return found[:limit], following
+
+        return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
+
+    def test_allowlist(self, call: Call, agent: str, entries: Sequence[str], names: Sequence[str]) -> TestedAllowlist:
+        """Decide on `names` by the proposed `entries`, or by the allowlist that `agent` has."""
+
+        def judge(trace: Trace) -> TestedAllowlist:
+            require_role(trace, Role.AUTHOR)
+            if agent and entries:
+                raise InvalidArgument("skills", "Give either a proposed allowlist or an agent, not both.")
+            if len(names) > MAX_TESTED_NAMES:
+                raise InvalidArgument("names", f"At most {MAX_TESTED_NAMES} names can be tested in one call.")
+            acting = acting_agent(trace, agent) if not entries else None
+            allowlist = acting.allowlist if acting else Allowlist.parse(entries)
+            parsed = [parse_skill_name(name, f"names[{index}]") for index, name in enumerate(names)]
+            trace.details = {"skills": allowlist.texts(), "names": len(parsed)}
+            return TestedAllowlist(
+                allowlist, [(name, deciding_entry(allowlist, allowlist.decide(name))) for name in parsed]
+            )
+
+        return self._decisions.settle(call, Verb.TEST_ALLOWLIST, judge, required=False)
+
+
+def read_draft(draft: AgentDraft) -> Agent:
+    """Return the agent that `draft` describes; raise InvalidAgent or InvalidAllowlist with every problem."""
+    violations = [Violation("agent.skill_def_scopes", SCOPES_REFUSED)] if draft.scopes_given else []
+    data: dict[str, object] = {"description": draft.description, "skills": list(draft.skills)}
+    if draft.tools is not None:
+        data["tools"] = list(draft.tools)
+    try:
+        definition = json.loads(draft.definition_json or "{}")
+    except (ValueError, RecursionError):
+        violations.append(Violation("agent.definition_json", "Must be the JSON text of an object."))
+    else:
+        data["definition"] = definition
+        if isinstance(definition, dict) and "skill_def_scopes" in definition:
+            violations.append(Violation("agent.definition_json", SCOPES_REFUSED))
+    try:
+        agent = parse_agent(draft.name, data, LayerKind.TENANT, "tenant")
+    except InvalidAgent as error:
+        violations.extend(Violation(f"agent.{v.field}", v.description) for v in error.violations)
+        raise InvalidAgent(*violations) from None
+    if violations:
+        raise InvalidAgent(*violations)
+    return agent
+
+
+def _require_free_author(trace: Trace) -> None:
+    """No agent may define an agent or change an allowlist, its own or another's."""
+    require_role(trace, Role.AUTHOR)
+    if trace.principal.agent is not None:
+        raise RoleRequired("A key bound to an agent cannot define agents or change allowlists.", roles="author")
+
+
+def _only_own(trace: Trace, wanted: AgentName) -> None:
+    bound = trace.principal.agent
+    if bound is not None and bound != wanted:
+        raise RoleRequired(f"This key is bound to the agent '{bound}' and sees no other.", agent=bound)

@@ -1,0 +1,159 @@
+"""What operators and authors ask of the audit: which decisions there were, and why a name resolves as it does."""
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from substrate.domain.audit import EventOutcome, Verb
+from substrate.domain.errors import InvalidArgument, RoleRequired
+from substrate.domain.explain import Explanation, explain
+from substrate.domain.identity import Role
+from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref, parse_tenant_id
+from substrate.domain.skillmatch import parse_query_pattern
+from substrate.domain.tokens import page_token, read_page_token
+from substrate.services.access import acting_agent, gate, require_role
+from substrate.services.call import Call
+from substrate.services.decisions import Decisions
+from substrate.services.pages import page_limit
+from substrate.services.snapshots import Snapshot
+from substrate.services.trace import Trace
+from substrate.sources.tenant import TenantSource
+from substrate.store import audit
+from substrate.store.audit import Filter, StoredEvent
+from substrate.store.tenants import no_tenant
+
+MAX_CALL_ID_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class AuditQuery:
+    """What a caller asks for; empty fields ask for nothing."""
+
+    tenant: str = ""
+    agent: str = ""
+    pattern: str = ""
+    verb: str = ""
+    outcome: EventOutcome | None = None
+    decision_id: str = ""
+    call_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    oldest_first: bool = False
+
+
+class Audit:
+    """The use cases of `AuditService`."""
+
+    def __init__(self, decisions: Decisions, source: TenantSource) -> None:
+        self._decisions = decisions
+        self._source = source
+
+    def query(self, call: Call, asked: AuditQuery, page_size: int, token: str) -> tuple[Sequence[StoredEvent], str]:
+        """Return one page of a tenant's events, newest first unless asked otherwise, and the next token."""
+
+        def judge(trace: Trace) -> tuple[Sequence[StoredEvent], str]:
+            tenant = self._subject(trace, asked.tenant)
+            limit = page_limit(page_size)
+            wanted = _filter(trace, asked)
+            trace.filter = _described(asked)
+            bound = ("QueryAuditEvents", tenant, trace.filter)
+            after = read_page_token(token, *bound)
+            # Reading a tenant's events takes the same role, and the same policy, whoever asks.
+            with self._decisions.database.tenant(tenant, call.deadline) as connection:
+                found = audit.query(
+                    connection,
+                    tenant,
+                    wanted,
+                    int(after) if after else None,
+                    limit + 1,
+                    oldest_first=asked.oldest_first,
+                )
+            following = page_token(str(found[limit - 1].sequence), *bound) if len(found) > limit else ""
+            trace.admitted = min(len(found), limit)
+            return found[:limit], following
+
+        return self._decisions.settle(call, Verb.QUERY_AUDIT, judge, required=False)
+
+    def explain(self, call: Call, tenant: str, name: str, agent: str) -> Explanation:
+        """Explain what `name` resolves to now, and, with an `agent`, what its allowlist says of it."""
+
+        def judge(trace: Trace) -> Explanation:
+            subject = self._subject(trace, tenant)
+            ref = parse_skill_ref(name)
+            trace.requested = name
+            trace.name = ref.name
+            snapshot = trace.snapshot
+            if subject != trace.principal.tenant:
+                snapshot = self._decisions.snapshots.load(subject, call.started, call.deadline)
+                if snapshot.state.revision is None:
+                    raise no_tenant(subject)
+            if trace.principal.agent is not None:
+                # An agent that authors sees no more of a name than it may use of it.
+                acting_agent(trace, agent)
+                gate(trace, ref.name)
+            acting = snapshot.agent(parse_agent_name(agent)) if agent else trace.agent
+            trace.agent_name = acting.name if acting else None
+            resolution = self._source.resolve(snapshot.catalog, subject, ref, call.deadline)
+            trace.resolution = resolution
+            explanation = explain(resolution, snapshot.catalog.mode_of(ref.name), acting, _state(snapshot, subject))
+            trace.decision = explanation.decision
+            return explanation
+
+        return self._decisions.settle(call, Verb.EXPLAIN, judge, required=False)
+
+    def _subject(self, trace: Trace, named: str) -> TenantId:
+        """Return the tenant that the call is about: an operator must name one, others have their own."""
+        require_role(trace, Role.AUTHOR, Role.OPERATOR)
+        own = trace.principal.tenant
+        if trace.principal.role is not Role.OPERATOR:
+            if named and named != own:
+                raise no_tenant(parse_tenant_id(named))
+            return own
+        if not named:
+            raise InvalidArgument("tenant", "An operator must name the tenant.")
+        return parse_tenant_id(named)
+
+
+def _filter(trace: Trace, asked: AuditQuery) -> Filter:
+    if asked.verb and asked.verb not in {verb.value for verb in Verb}:
+        raise InvalidArgument("verb", f"Unknown verb; the verbs are {', '.join(verb.value for verb in Verb)}.")
+    if asked.decision_id and not _is_uuid(asked.decision_id):
+        raise InvalidArgument("decision_id", "Must be the id of an audit event, a UUID.")
+    if len(asked.call_id) > MAX_CALL_ID_LENGTH or "\0" in asked.call_id:
+        raise InvalidArgument("call_id", f"Must be at most {MAX_CALL_ID_LENGTH} characters.")
+    if asked.since and asked.until and asked.since >= asked.until:
+        raise InvalidArgument("until", "Must be later than `since`.")
+    bound = trace.principal.agent
+    if bound is not None and asked.agent not in ("", bound):
+        raise RoleRequired(f"This key is bound to the agent '{bound}' and sees no other's events.", agent=bound)
+    return Filter(
+        agent=bound or (parse_agent_name(asked.agent) if asked.agent else ""),
+        pattern=parse_query_pattern(asked.pattern),
+        verb=asked.verb,
+        outcome=asked.outcome.value if asked.outcome else "",
+        event_id=asked.decision_id,
+        call_id=asked.call_id,
+        since=asked.since,
+        until=asked.until,
+    )
+
+
+def _described(asked: AuditQuery) -> str:
+    """Return what was asked as text: for the event, and for the page token to be bound to."""
+    asked_for = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name)}
+    return json.dumps(asked_for, default=lambda value: getattr(value, "value", None) or str(value))
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        return str(uuid.UUID(text)) == text.lower()
+    except ValueError:
+        return False
+
+
+def _state(snapshot: Snapshot, tenant: TenantId) -> str:
+    return (
+        f"tenant '{tenant}' at catalog revision {snapshot.state.revision}, static state {snapshot.static.digest[:12]}"
+    )

@@ -1,0 +1,180 @@
+"""The audit writer: one thread that settles calls in batches, each in one transaction.
+
+A call hands over its event and the catalog revision it decided on, and waits once. The thread takes everything that
+arrived while the last batch was committing; there is no timer, so an idle server settles a call at once. A batch locks
+the chain heads of its tenants, reads their revisions and inserts the events of the calls that decided on the current
+one. So one wait gives a call both its strong read and its durable event.
+
+A call is refused when its event cannot be committed within a second; a commit whose outcome is unknown refuses its
+calls too, and is not repeated. A call whose caller went away is recorded as cancelled.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from substrate.domain.errors import AuditUnavailable, Cancelled, DeadlineExceeded, StoreUnavailable
+from substrate.services.call import Call
+from substrate.store.audit import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
+
+REFUSE_AFTER = 1.0
+MAX_BATCH = 256
+
+_log = structlog.get_logger("substrate.audit")
+
+
+class _Ticket:
+    """A call waiting to be settled; `done` is a lock that the writer releases."""
+
+    __slots__ = ("abandoned", "call", "done", "entry", "error", "put_at", "required", "verdict")
+
+    def __init__(self, entry: Entry, call: Call, *, required: bool) -> None:
+        self.entry = entry
+        self.call = call
+        self.required = required
+        self.put_at = time.monotonic()
+        self.verdict: Verdict | None = None
+        self.error: type[AuditUnavailable | StoreUnavailable] | None = None
+        self.abandoned = False
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def to_write(self) -> Entry:
+        """Return the entry as it stands now: with the event of a cancelled call, if the caller went away."""
+        event = self.entry.event
+        if event is not None and (self.abandoned or self.call.cancelled):
+            return replace(self.entry, check=False, event=event.cancelled())
+        return self.entry
+
+    def finish(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.done.release()
+
+    def refuse(self) -> None:
+        self.error = AuditUnavailable if self.required else StoreUnavailable
+        self.done.release()
+
+
+class AuditWriter:
+    """Settles the calls of one process.
+
+    `lost` is told how many events were dropped of calls that are answered without theirs.
+    """
+
+    def __init__(self, writer: ChainWriter, lost: Callable[[int], None]) -> None:
+        self._writer = writer
+        self._lost = lost
+        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="audit-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Settle what has been handed over, then end the thread and its connection."""
+        self._queue.put(None)
+        self._thread.join()
+        self._writer.close()
+
+    def settle(self, entry: Entry, call: Call, *, required: bool) -> Verdict:
+        """Wait until `entry` is settled: CURRENT, with its event durable, or STALE.
+
+        `required` says that the answer must not be given without its event. Raises AuditUnavailable (StoreUnavailable
+        when the event is not required but the revision could not be read), DeadlineExceeded or Cancelled.
+        """
+        ticket = _Ticket(entry, call, required=required)
+        self._queue.put(ticket)
+        wait = REFUSE_AFTER if call.deadline is None else min(REFUSE_AFTER, call.deadline - time.monotonic())
+        if not ticket.done.acquire(timeout=max(0.0, wait)):
+            ticket.abandoned = True
+            if wait < REFUSE_AFTER:
+                raise DeadlineExceeded("The deadline passed before the decision was recorded.")
+            raise AuditUnavailable("The decision could not be recorded in time, so it is not given; try again.")
+        if call.cancelled:
+            raise Cancelled("The caller went away.")
+        if ticket.error is not None:
+            raise ticket.error("The decision could not be recorded, so it is not given; try again shortly.")
+        if ticket.verdict is None:
+            raise AuditUnavailable("The audit writer ended before the decision was recorded.")
+        return ticket.verdict
+
+    def _run(self) -> None:
+        waiting: list[_Ticket] = []
+        open_for_more = True
+        while open_for_more or waiting:
+            batch, open_for_more = self._next_batch(waiting, open_for_more=open_for_more)
+            if batch:
+                waiting = self._settle(batch) + [ticket for ticket in waiting if ticket not in batch]
+
+    def _next_batch(self, waiting: list[_Ticket], *, open_for_more: bool) -> tuple[list[_Ticket], bool]:
+        """Return the next tickets; with nothing new, those of one tenant whose chain was held before."""
+        batch: list[_Ticket] = []
+        while open_for_more and len(batch) < MAX_BATCH:
+            try:
+                ticket = self._queue.get(block=not batch and not waiting)
+            except queue.Empty:
+                break
+            if ticket is None:
+                open_for_more = False
+            else:
+                batch.append(ticket)
+        if batch or not waiting:
+            return waiting + batch, open_for_more
+        # With a single tenant the writer waits for the lock, instead of looking again and again whether it is free.
+        return [ticket for ticket in waiting if ticket.entry.tenant == waiting[0].entry.tenant], open_for_more
+
+    def _settle(self, batch: list[_Ticket]) -> list[_Ticket]:
+        """Settle `batch`; return the tickets that are to be put again."""
+        try:
+            verdicts = self._write([ticket.to_write() for ticket in batch])
+        except WriteFailedError as error:
+            _log.error("audit.batch_failed", error=str(error), calls=len(batch))
+            self._fail(batch)
+            return []
+        except Exception:  # noqa: BLE001 - a fault of ours must not end the thread and leave later calls unanswered.
+            _log.exception("audit.batch_faulty", calls=len(batch))
+            for ticket in batch:
+                ticket.refuse()
+            return []
+        again = []
+        for ticket, verdict in zip(batch, verdicts, strict=True):
+            if verdict is not Verdict.BUSY:
+                ticket.finish(verdict)
+            elif time.monotonic() - ticket.put_at < REFUSE_AFTER:
+                again.append(ticket)
+            else:
+                ticket.refuse()
+        return again
+
+    def _write(self, entries: list[Entry]) -> list[Verdict]:
+        try:
+            return self._writer.write(entries)
+        except NothingWrittenError:
+            # The connection was lost while idle, as when the database restarted; a new one may do.
+            return self._writer.write(entries)
+
+    def _fail(self, batch: list[_Ticket]) -> None:
+        """Refuse the calls that need their event; the others still need their revision read."""
+        spared = [ticket for ticket in batch if not ticket.required]
+        for ticket in batch:
+            if ticket.required:
+                ticket.refuse()
+        if not spared:
+            return
+        try:
+            verdicts = self._writer.write([replace(ticket.entry, event=None) for ticket in spared])
+        except WriteFailedError:
+            for ticket in spared:
+                ticket.refuse()
+            return
+        self._lost(sum(ticket.entry.event is not None for ticket in spared))
+        for ticket, verdict in zip(spared, verdicts, strict=True):
+            if verdict is Verdict.BUSY:
+                ticket.refuse()
+            else:
+                ticket.finish(verdict)

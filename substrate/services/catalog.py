@@ -1,0 +1,50 @@
+"""The whole catalog as authors see it: every name, every layer's candidate and its state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
+from substrate.domain.catalog import NameMode, Resolution
+from substrate.domain.identity import Role
+from substrate.domain.names import SkillRef
+from substrate.services.access import acting_agent, require_role
+from substrate.services.call import Call
+from substrate.services.decisions import Decisions
+from substrate.services.pages import page_of_names
+from substrate.services.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogRow:
+    """A name with its resolution, its mode and, when the call acts as an agent, the allowlist's decision."""
+
+    resolution: Resolution
+    mode: NameMode
+    decision: DecidingEntry | None
+
+
+class CatalogView:
+    """The use case of `ListCatalog`."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def list(
+        self, call: Call, agent: str, pattern: str, page_size: int, page_token: str
+    ) -> tuple[Sequence[CatalogRow], str]:
+        """Return one page of the catalog, by name, and the next token; with an agent, of the names it is permitted."""
+
+        def judge(trace: Trace) -> tuple[Sequence[CatalogRow], str]:
+            require_role(trace, Role.AUTHOR)
+            acting = acting_agent(trace, agent)
+            catalog = trace.snapshot.catalog
+            names, following = page_of_names(
+                trace, catalog.names(), ("ListCatalog", agent), pattern, page_size, page_token
+            )
+            rows = []
+            for name in names:
+                decision = deciding_entry(acting.allowlist, acting.allowlist.decide(name)) if acting else None
+                rows.append(CatalogRow(catalog.resolve(SkillRef(name)), catalog.mode_of(name), decision))
+            return rows, following
+
+        return self._decisions.settle(call, Verb.LIST, judge, required=False)

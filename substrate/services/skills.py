@@ -1,0 +1,257 @@
+"""What runtimes ask: what to wire into a model, which skills there are, and the text of one."""
+
+import difflib
+import hashlib
+import json
+import mimetypes
+from dataclasses import dataclass
+
+from substrate.domain.agents import Agent
+from substrate.domain.arguments import substitute
+from substrate.domain.audit import Verb
+from substrate.domain.catalog import Candidate, LayerKind, SkillFile
+from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
+from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
+from substrate.domain.names import SkillRef, parse_skill_ref
+from substrate.domain.rendering import CatalogEntry, RunNote, run_note
+from substrate.domain.skillmatch import Pattern, PatternSet, Reason, parse_query_pattern
+from substrate.domain.tokens import page_token, read_page_token
+from substrate.services.access import gate
+from substrate.services.call import Call
+from substrate.services.decisions import Decisions
+from substrate.services.run import Run, begin
+from substrate.services.trace import Trace, debugging
+from substrate.sources import static
+from substrate.sources.bundles import read_file
+from substrate.sources.tenant import TenantSource
+
+DEFAULT_NOTE_BUDGET = 2000
+MIN_NOTE_BUDGET = 1
+MAX_NOTE_BUDGET = 100_000
+DEFAULT_PAGE = 1000
+MAX_PAGE = 10_000
+MAX_SKILL_DIR_LENGTH = 512
+
+_SUGGESTED_FROM = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run begins with: whether the Skill tool is offered, and the run-start note, if there is one."""
+
+    offers_tool: bool
+    note: RunNote | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Skills that were listed, of `total` that could be, and the digest of their names and contents."""
+
+    entries: tuple[Visible, ...]
+    total: int
+    sha256: str
+
+
+@dataclass(slots=True)
+class Page:
+    """One page of a list; `encoded` is its wire form, kept with it by whoever encodes it first."""
+
+    listed: Listed
+    next_page_token: str
+    encoded: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invoked:
+    """A skill's text with its arguments in place, and where it came from."""
+
+    ref: SkillRef
+    winner: Candidate
+    body: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A resource file's bytes; `is_text` says whether they are UTF-8 text."""
+
+    file: SkillFile
+    content: bytes
+    media_type: str
+    is_text: bool
+    winner: Candidate
+
+
+class Skills:
+    """The use cases of `SkillService`; every method decides, records and then answers."""
+
+    def __init__(self, decisions: Decisions, source: TenantSource) -> None:
+        self._decisions = decisions
+        self._source = source
+
+    def prepare(self, call: Call, run: Run, budget: int) -> Prepared:
+        """Return what to wire into a run; `budget` is in tokens, 0 for the default."""
+
+        def judge(trace: Trace) -> Prepared:
+            agent = begin(trace, run)
+            if budget and not MIN_NOTE_BUDGET <= budget <= MAX_NOTE_BUDGET:
+                raise InvalidArgument("budget_tokens", f"Must be 0 or {MIN_NOTE_BUDGET} to {MAX_NOTE_BUDGET}.")
+            if agent.allowlist.denies_all or not agent.allowlist.has_allow:
+                trace.admitted = trace.left_out = 0
+                return Prepared(not agent.allowlist.denies_all, None)
+            key = ("note", agent.name, run.caller_kind, tuple(run.touched_paths), budget)
+            listed, note = trace.snapshot.derive(key, lambda: _note(trace, agent, run, budget or DEFAULT_NOTE_BUDGET))
+            _describe(trace, listed)
+            trace.left_out = len(note.omitted)
+            return Prepared(offers_tool=True, note=note)
+
+        return self._decisions.settle(call, Verb.PREPARE, judge, required=False)
+
+    def list(self, call: Call, run: Run, pattern: str = "", page_size: int = 0, page_token: str = "") -> Page:
+        """Return one page of the skills that the agent may invoke now, by name."""
+
+        def judge(trace: Trace) -> Page:
+            agent = begin(trace, run)
+            if page_size < 0:
+                raise InvalidArgument("page_size", "Must not be negative.")
+            wanted = parse_query_pattern(pattern)
+            trace.filter = pattern
+            size = min(page_size or DEFAULT_PAGE, MAX_PAGE)
+            key = ("page", agent.name, run.caller_kind, tuple(run.touched_paths), pattern, size, page_token)
+            page = trace.snapshot.derive(key, lambda: _page(trace, agent, run, wanted, pattern, size, page_token))
+            _describe(trace, page.listed)
+            return page
+
+        return self._decisions.settle(call, Verb.LIST, judge, required=False)
+
+    def invoke(
+        self, call: Call, run: Run, name: str, arguments: str = "", skill_dir: str = "", expected_digest: str = ""
+    ) -> Invoked:
+        """Return the body of one skill with `arguments` in place."""
+
+        def judge(trace: Trace) -> Invoked:
+            winner, ref = self._admit(trace, run, name)
+            if len(skill_dir) > MAX_SKILL_DIR_LENGTH or not skill_dir.isprintable():
+                raise InvalidArgument(
+                    "skill_dir", f"Must be printable text of at most {MAX_SKILL_DIR_LENGTH} characters."
+                )
+            if expected_digest and expected_digest != winner.content_sha256:
+                raise SkillChanged(
+                    f"The skill '{ref}' has changed; its digest is now {winner.content_sha256}.",
+                    name=ref.name,
+                    content_sha256=winner.content_sha256,
+                )
+            location = skill_dir or f"skill://{ref.name}"
+            header = winner.header
+            body = substitute(
+                self._body(trace, winner),
+                arguments,
+                declared=header.arguments if header else (),
+                hint=header.argument_hint if header else None,
+                positional_base=winner.positional_base,
+                skill_dir=location,
+            )
+            return Invoked(ref, winner, body, location)
+
+        return self._decisions.settle(call, Verb.INVOKE, judge, required=True)
+
+    def read_file(self, call: Call, run: Run, name: str, path: str) -> ReadFile:
+        """Return one resource file of a skill."""
+
+        def judge(trace: Trace) -> ReadFile:
+            winner, ref = self._admit(trace, run, name)
+            trace.filter = path
+            file = next((file for file in winner.files if file.path == path), None)
+            if file is None:
+                raise SkillFileNotFound(f"The skill '{ref}' has no such file.", name=ref.name, path=ascii(path)[:256])
+            content = read_file(winner, path)
+            media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
+            return ReadFile(file, content, media_type, _is_text(content), winner)
+
+        return self._decisions.settle(call, Verb.READ_FILE, judge, required=True)
+
+    def _admit(self, trace: Trace, run: Run, name: str) -> tuple[Candidate, SkillRef]:
+        """Take one reference through gate, resolution and eligibility; raise the first that refuses."""
+        agent = begin(trace, run)
+        ref = parse_skill_ref(name)
+        trace.requested = name
+        gate(trace, ref.name)
+        tenant = trace.principal.tenant
+        resolution = self._source.resolve(trace.snapshot.catalog, tenant, ref, trace.call.deadline)
+        trace.resolution = resolution
+        winner = resolution.winner
+        if winner is None:
+            error = unresolved(resolution)
+            if isinstance(error, SkillNotFound):
+                _suggest(trace, agent, ref, error)
+            raise error
+        barrier = barrier_of_tools(agent, winner) or barrier_of_caller(winner, run.caller_kind, run.touched_paths)
+        if barrier is not None:
+            raise barrier
+        return winner, ref
+
+    def _body(self, trace: Trace, winner: Candidate) -> str:
+        if winner.kind is LayerKind.TENANT:
+            return self._source.body(trace.principal.tenant, winner, trace.call.deadline)
+        return static.read_body(winner)
+
+
+def _usable(trace: Trace, agent: Agent, run: Run) -> list[Visible]:
+    """Return the skills that this caller may invoke now, by name."""
+    seen = trace.snapshot.derive(("visible", agent.name), lambda: visible(trace.snapshot.catalog, agent))
+    return [v for v in seen if barrier_of_caller(v.winner, run.caller_kind, run.touched_paths) is None]
+
+
+def _note(trace: Trace, agent: Agent, run: Run, budget: int) -> tuple[Listed, RunNote]:
+    """Return the run-start note of the skills that an allow entry admits, and what it lists."""
+    named = [v for v in _usable(trace, agent, run) if v.decision.reason == Reason.ALLOW_RULE.value]
+    note = run_note([_entry(v) for v in named], budget)
+    kept = frozenset(note.listed)
+    return _listed(tuple(v for v in named if v.name in kept), len(named)), note
+
+
+def _page(trace: Trace, agent: Agent, run: Run, wanted: Pattern | None, pattern: str, size: int, token: str) -> Page:
+    bound = ("ListSkills", agent.name, run.caller_kind.value, list(run.touched_paths), pattern)
+    after = read_page_token(token, *bound)
+    usable = _usable(trace, agent, run)
+    if wanted is not None:
+        patterns = PatternSet([wanted])
+        usable = [v for v in usable if patterns.matching(v.name)]
+    rest = [v for v in usable if v.name > after]
+    following = page_token(rest[size - 1].name, *bound) if len(rest) > size else ""
+    return Page(_listed(tuple(rest[:size]), len(usable)), following)
+
+
+def _listed(entries: tuple[Visible, ...], total: int) -> Listed:
+    digest = hashlib.sha256(json.dumps([[v.name, v.winner.content_sha256] for v in entries]).encode()).hexdigest()
+    return Listed(entries, total, digest)
+
+
+def _describe(trace: Trace, listed: Listed) -> None:
+    """Note for the event, and the debug log, what a list or a note holds and how much it leaves out."""
+    trace.admitted = len(listed.entries)
+    trace.left_out = listed.total - len(listed.entries)
+    trace.entries_sha256 = listed.sha256
+    if debugging():
+        trace.resolved = [(v.name, v.decision, v.resolution) for v in listed.entries]
+
+
+def _entry(found: Visible) -> CatalogEntry:
+    return CatalogEntry(found.name, found.winner.header.description if found.winner.header else "")
+
+
+def _suggest(trace: Trace, agent: Agent, ref: SkillRef, error: SkillNotFound) -> None:
+    """Name up to three skills that the agent may see and may have meant."""
+    seen = trace.snapshot.derive(("visible", agent.name), lambda: visible(trace.snapshot.catalog, agent))
+    names = [v.name for v in seen[:_SUGGESTED_FROM]]
+    close = difflib.get_close_matches(ref.name, names, n=3)
+    if close:
+        error.metadata = {**error.metadata, "suggestions": ", ".join(close)}
+        error.message += f" Did you mean {', '.join(close)}?"
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        return "\0" not in content.decode()
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,163 @@
+"""Snapshots: one tenant's merged catalog, agents and keys at one catalog revision, kept until it is known to be old.
+
+A snapshot is immutable. What is derived from it (an agent's visible skills, a page of a list) may be kept inside it,
+under a key that names every input, and goes with it. Loads are single-flight: calls that need a snapshot as new as
+their own arrival share a load that began after it. No lock is held while the database works.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from substrate.domain.agents import Agent
+from substrate.domain.catalog import Catalog
+from substrate.domain.errors import AgentNotFound, DeadlineExceeded
+from substrate.domain.names import AgentName, TenantId
+from substrate.domain.tokens import CatalogToken
+from substrate.sources.static import StaticState
+from substrate.sources.tenant import TenantSource, TenantState
+
+MAX_SNAPSHOTS = 10_000
+_MAX_DERIVED = 256
+
+T = TypeVar("T")
+
+
+class Snapshot:
+    """One tenant's state over the static state; `began` is when its load began, in `time.monotonic()` seconds."""
+
+    __slots__ = ("_derived", "began", "catalog", "state", "static", "token")
+
+    def __init__(self, state: TenantState, static: StaticState, began: float) -> None:
+        self.state = state
+        self.static = static
+        self.began = began
+        self.catalog = Catalog(state.layers, static.catalog)
+        self.token = CatalogToken(state.incarnation, state.tenant, state.revision or 0, static.digest)
+        self._derived: dict[Hashable, object] = {}
+
+    def agent(self, name: AgentName) -> Agent:
+        """Return the agent that stands for `name`: the tenant's own, else inline, else a bundle's.
+
+        Raises AgentNotFound; also when the tenant's own row is corrupt, since another agent's allowlist must not stand
+        in for it.
+        """
+        if name in self.state.agents:
+            own = self.state.agents[name]
+            if own is None:
+                raise AgentNotFound(f"The stored definition of agent '{name}' is corrupt; put it again.", agent=name)
+            return own
+        found = self.static.agents.get(name)
+        if found is None:
+            raise AgentNotFound(f"There is no agent '{name}'.", agent=name)
+        return found
+
+    def agents(self) -> list[Agent]:
+        """Return every agent that can be named, by name."""
+        own = {name: agent for name, agent in self.state.agents.items() if agent is not None}
+        shadowed = {name: agent for name, agent in self.static.agents.items() if name not in self.state.agents}
+        return [agent for _, agent in sorted({**shadowed, **own}.items())]
+
+    def derive(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what `make` gives, kept under `key`, which must name every input beside the snapshot itself."""
+        known = self._derived.get(key)
+        if known is None:
+            known = make()
+            if len(self._derived) >= _MAX_DERIVED:
+                self._derived.clear()
+            self._derived[key] = known
+        return cast("T", known)
+
+
+@dataclass(slots=True)
+class _Flight:
+    began: float
+    result: "Future[Snapshot]"
+
+
+class Snapshots:
+    """The snapshots of one process, least recently used ones dropped, over the current static state."""
+
+    def __init__(self, source: TenantSource, static: StaticState) -> None:
+        self._source = source
+        self._static = static
+        self._lock = threading.Lock()
+        self._known: OrderedDict[TenantId, Snapshot] = OrderedDict()
+        self._flights: dict[TenantId, _Flight] = {}
+
+    @property
+    def static(self) -> StaticState:
+        """The static state that new snapshots stand on."""
+        return self._static
+
+    def replace_static(self, static: StaticState) -> None:
+        """Let every later call see `static`; calls in progress finish on what they began with."""
+        self._static = static
+
+    def current(self, tenant: TenantId, deadline: float | None) -> Snapshot:
+        """Return the snapshot at hand, which may be old, or load one."""
+        with self._lock:
+            known = self._known.get(tenant)
+            if known is not None:
+                self._known.move_to_end(tenant)
+                if known.static is not self._static:
+                    known = self._known[tenant] = Snapshot(known.state, self._static, known.began)
+                return known
+        return self.load(tenant, time.monotonic(), deadline)
+
+    def load(self, tenant: TenantId, after: float, deadline: float | None) -> Snapshot:
+        """Return a snapshot whose load began no earlier than `after`.
+
+        Raises StoreUnavailable, or DeadlineExceeded when `deadline` passes first.
+        """
+        while True:
+            with self._lock:
+                known = self._known.get(tenant)
+                if known is not None and known.began >= after and known.static is self._static:
+                    return known
+                flight = self._flights.get(tenant)
+                leads = flight is None
+                if flight is None:
+                    flight = self._flights[tenant] = _Flight(time.monotonic(), Future())
+            found = self._fly(tenant, flight, deadline) if leads else self._follow(flight, deadline)
+            if found is not None and flight.began >= after:
+                return found
+
+    def forget(self, tenant: TenantId) -> None:
+        """Drop the snapshot of a tenant that was just written to, so that the next call need not find it stale."""
+        with self._lock:
+            self._known.pop(tenant, None)
+
+    def _fly(self, tenant: TenantId, flight: _Flight, deadline: float | None) -> Snapshot:
+        try:
+            found = Snapshot(self._source.load(tenant, deadline), self._static, flight.began)
+        except BaseException as error:
+            with self._lock:
+                del self._flights[tenant]
+            flight.result.set_exception(error)
+            raise
+        with self._lock:
+            del self._flights[tenant]
+            # A tenant that does not exist is not kept, or made-up names could fill the memory.
+            if found.state.revision is not None:
+                self._known[tenant] = found
+                self._known.move_to_end(tenant)
+                if len(self._known) > MAX_SNAPSHOTS:
+                    self._known.popitem(last=False)
+        flight.result.set_result(found)
+        return found
+
+    def _follow(self, flight: _Flight, deadline: float | None) -> Snapshot | None:
+        """Wait for another call's load; None when that call ran out of its own time, which is not ours."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return flight.result.result(timeout=left)
+        except FutureTimeoutError:
+            raise DeadlineExceeded("The deadline passed while the catalog was loaded.") from None
+        except DeadlineExceeded:
+            return None

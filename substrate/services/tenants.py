@@ -1,0 +1,155 @@
+"""What operators do with tenants and their keys."""
+
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from substrate.domain.audit import Verb
+from substrate.domain.errors import InvalidArgument
+from substrate.domain.identity import Key, Role, bearer_text, secret_sha256
+from substrate.domain.names import PLATFORM_TENANT, KeyId, TenantId, parse_agent_name, parse_tenant_id, slug_problem
+from substrate.domain.tokens import page_token, read_page_token
+from substrate.services.access import require_role
+from substrate.services.call import Call
+from substrate.services.decisions import Decisions
+from substrate.services.pages import page_limit
+from substrate.services.trace import Trace
+from substrate.store import tenants
+from substrate.store.tenants import Tenant
+
+MAX_LABEL_LENGTH = 256
+
+_ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def new_key(
+    tenant: TenantId, role: Role, now: datetime, *, agent: str = "", label: str = "", expires_at: datetime | None = None
+) -> tuple[Key, str]:
+    """Return a new key, with 256 random bits, and its whole text, which is not kept."""
+    key_id = KeyId("".join(secrets.choice(_ID_ALPHABET) for _ in range(12)))
+    secret = secrets.token_urlsafe(32)
+    bound = parse_agent_name(agent) if agent else None
+    key = Key(tenant, key_id, secret_sha256(secret), role, bound, label, now, expires_at)
+    return key, bearer_text(tenant, key_id, secret)
+
+
+class Tenants:
+    """The use cases of `TenantService`; all need an operator's key."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self._clock = decisions.clock
+
+    def create(self, call: Call, tenant: str, display_name: str) -> Tenant:
+        """Add a tenant."""
+
+        def check(trace: Trace) -> None:
+            require_role(trace, Role.OPERATOR)
+            parse_tenant_id(tenant)
+            _check_label("display_name", display_name)
+
+        def apply(trace: Trace, connection: Connection, _: int) -> Tenant:
+            made = tenants.create(connection, TenantId(tenant), display_name or tenant, self._clock.now())
+            trace.subject = made.tenant
+            trace.details = {"tenant": made.tenant}
+            return made
+
+        return self._decisions.change(call, Verb.CREATE_TENANT, check, apply, subject=_subject(tenant))
+
+    def list(self, call: Call, page_size: int, token: str) -> tuple[Sequence[Tenant], str]:
+        """Return one page of all tenants, by id, and the next token."""
+
+        def judge(trace: Trace) -> tuple[Sequence[Tenant], str]:
+            require_role(trace, Role.OPERATOR)
+            limit = page_limit(page_size)
+            after = read_page_token(token, "ListTenants")
+            with self._decisions.database.operator(call.deadline) as connection:
+                found = tenants.page(connection, after, limit + 1)
+            following = page_token(found[limit - 1].tenant, "ListTenants") if len(found) > limit else ""
+            trace.admitted = min(len(found), limit)
+            return found[:limit], following
+
+        return self._decisions.settle(call, Verb.LIST_TENANTS, judge, required=False)
+
+    def issue_key(
+        self, call: Call, tenant: str, role: Role | None, agent: str, label: str, expires_at: datetime | None
+    ) -> tuple[Key, str]:
+        """Make a key for a tenant; its text is returned this once and never stored."""
+
+        def check(trace: Trace) -> None:
+            require_role(trace, Role.OPERATOR)
+            parse_tenant_id(tenant)
+            if role is None:
+                raise InvalidArgument("role", "Choose runtime, author or operator.")
+            if (role is Role.OPERATOR) is not (tenant == PLATFORM_TENANT):
+                raise InvalidArgument(
+                    "role", f"Operator keys, and no others, belong to the tenant '{PLATFORM_TENANT}'."
+                )
+            if agent:
+                parse_agent_name(agent)
+                if role is Role.OPERATOR:
+                    raise InvalidArgument("agent", "An operator's key cannot be bound to an agent.")
+            _check_label("label", label)
+            if expires_at is not None and expires_at <= self._clock.now():
+                raise InvalidArgument("expire_time", "Must be in the future.")
+
+        def apply(trace: Trace, connection: Connection, _: int) -> tuple[Key, str]:
+            if role is None:
+                raise InvalidArgument("role", "Choose runtime, author or operator.")
+            owner = TenantId(tenant)
+            key, text = new_key(owner, role, self._clock.now(), agent=agent, label=label, expires_at=expires_at)
+            tenants.add_key(connection, key, trace.principal.actor)
+            trace.subject = owner
+            trace.details = {"key_id": key.key_id, "role": role.value, "agent": agent, "label": label}
+            return key, text
+
+        return self._decisions.change(call, Verb.ISSUE_KEY, check, apply, subject=_subject(tenant))
+
+    def revoke_key(self, call: Call, tenant: str, key_id: str) -> Key:
+        """Revoke a key, with effect on its next call."""
+
+        def check(trace: Trace) -> None:
+            require_role(trace, Role.OPERATOR)
+            parse_tenant_id(tenant)
+            problem = slug_problem(key_id)
+            if problem:
+                raise InvalidArgument("key_id", f"The key id {problem}.")
+
+        def apply(trace: Trace, connection: Connection, _: int) -> Key:
+            owner = TenantId(tenant)
+            key = tenants.revoke_key(connection, owner, KeyId(key_id), self._clock.now())
+            trace.subject = owner
+            trace.details = {"key_id": key_id}
+            return key
+
+        return self._decisions.change(call, Verb.REVOKE_KEY, check, apply, subject=_subject(tenant))
+
+    def list_keys(self, call: Call, tenant: str, page_size: int, token: str) -> tuple[Sequence[Key], str]:
+        """Return one page of a tenant's keys, revoked ones too, by id, and the next token."""
+
+        def judge(trace: Trace) -> tuple[Sequence[Key], str]:
+            require_role(trace, Role.OPERATOR)
+            owner = parse_tenant_id(tenant)
+            limit = page_limit(page_size)
+            after = read_page_token(token, "ListKeys", tenant)
+            with self._decisions.database.operator(call.deadline) as connection:
+                if tenants.revision(connection, owner) is None:
+                    raise tenants.no_tenant(owner)
+                found = tenants.page_keys(connection, owner, after, limit + 1)
+            following = page_token(found[limit - 1].key_id, "ListKeys", tenant) if len(found) > limit else ""
+            trace.details = {"tenant": tenant}
+            return found[:limit], following
+
+        return self._decisions.settle(call, Verb.LIST_KEYS, judge, required=False)
+
+
+def _subject(tenant: str) -> TenantId:
+    # The check refuses a malformed id before anything is done with it.
+    return TenantId(tenant)
+
+
+def _check_label(field: str, text: str) -> None:
+    if len(text) > MAX_LABEL_LENGTH or not text.isprintable():
+        raise InvalidArgument(field, f"Must be printable text of at most {MAX_LABEL_LENGTH} characters.")

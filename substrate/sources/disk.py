@@ -1,0 +1,46 @@
+"""Reads a skill's files from disk: regular files of bounded size, never through a symbolic link."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MAX_FILE_BYTES = 1024 * 1024
+
+LINK = "is a symbolic link, which is never followed."
+
+
+class Unreadable(Exception):
+    """Something on disk that is not read; the text says why, as the end of a sentence about its path."""
+
+
+def list_folder(folder: str) -> list[os.DirEntry[str]]:
+    """Return what `folder` holds, sorted by name; raise Unreadable."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise Unreadable(_reason(error)) from None
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return the bytes of the regular file at `path`; raise Unreadable for anything else, and above MAX_FILE_BYTES."""
+    try:
+        with open(path, "rb", opener=_open_no_link) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Unreadable("is not a regular file.")
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise Unreadable(_reason(error)) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise Unreadable(f"has more than {MAX_FILE_BYTES:,} bytes.")
+    return data
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    # Without O_NONBLOCK the opening of a named pipe waits for somebody to write to it.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _reason(error: OSError) -> str:
+    return LINK if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}."
