@@ -67,27 +67,28 @@ def bootstrap_operator(database_url: str | None, *, as_json: bool) -> None:
 
 
 @click.command()
+@click.argument("bundles", nargs=-1, type=click.Path(path_type=Path, file_okay=False))
 @_config
 @_json
-def check(config: Path | None, *, as_json: bool) -> None:
-    """Check the configuration and the bundles it names, and list every problem.
+def check(bundles: tuple[Path, ...], config: Path | None, *, as_json: bool) -> None:
+    """Check the configuration and the bundles it names, or the folders BUNDLES alone, and list every problem.
 
     Exit code 1 when something is refused or quarantined; entries of allowlists that can never take effect are warnings.
     """
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
     with refusals():
-        report = bootstrap.check(load_settings(config=config).config)
-    rows = [
-        ("refused" if problem.fatal else "quarantined", problem.place, problem.message) for problem in report.problems
-    ]
+        report = bootstrap.check(None if bundles else load_settings(config=config).config, bundles)
+    rows = [("refused", place, message) for place, message in report.refused]
+    rows += [("quarantined" if found.fatal else "noted", found.place, found.message) for found in report.problems]
     rows += [("warning", place, message) for place, message in report.warnings]
+    failed = sum(kind in ("refused", "quarantined") for kind, _, _ in rows)
     text = "".join(output.lines(f"{kind}: {place}: {message}") for kind, place, message in rows)
-    text += f"{report.skills} skills, {report.agents} agents, {len(report.problems)} problems.\n"
+    text += f"{report.skills} skills, {report.agents} agents; {failed} problems, {len(rows) - failed} remarks.\n"
     findings = [{"kind": kind, "place": place, "message": message} for kind, place, message in rows]
     answer = {"findings": findings, "skills": report.skills, "agents": report.agents}
     output.show(answer, text, as_json=as_json)
-    sys.exit(1 if report.problems else 0)
+    sys.exit(1 if failed else 0)
 
 
 def _required_url(given: str | None) -> str:

@@ -141,6 +141,10 @@ class SkillDefExists(AlreadyExists):
     """The tenant has a SkillDef of this name; fork it to change it."""
 
 
+class KeyExists(AlreadyExists):
+    """A live operator key exists, so the first one has been made."""
+
+
 class TenantExists(AlreadyExists):
     """A tenant with this id exists."""
 

@@ -29,6 +29,7 @@ class Explanation:
     """A decision laid out; `reason` is the error reason that an invoke by the model would get, or empty."""
 
     resolution: Resolution
+    mode: NameMode
     trials: Sequence[Trial]
     decision: DecidingEntry | None
     reason: str
@@ -66,7 +67,7 @@ def explain(resolution: Resolution, mode: NameMode, agent: Agent | None, state: 
     if agent is not None:
         lines += ["", f"Allowlist of agent '{agent.name}' ({agent.origin}):", *_trial_lines(trials, decision)]
     lines += ["", f"State read: {state}"]
-    return Explanation(resolution, trials, decision, reason, "\n".join(lines))
+    return Explanation(resolution, mode, trials, decision, reason, "\n".join(lines))
 
 
 def why(candidate: Candidate, state: CandidateState, resolution: Resolution) -> str:

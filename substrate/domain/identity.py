@@ -48,7 +48,11 @@ class Key:
     def admits(self, secret: str, now: datetime) -> bool:
         """Whether `secret` is this key's, and the key is live at `now`."""
         same = hmac.compare_digest(secret_sha256(secret), self.secret_sha256)
-        return same and self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+        return same and self.is_live(now)
+
+    def is_live(self, now: datetime) -> bool:
+        """Whether the key is neither revoked nor expired at `now`."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 @dataclass(frozen=True, slots=True)

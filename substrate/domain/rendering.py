@@ -129,7 +129,7 @@ def escape(text: str) -> str:
     neutralised. An XML parser gives back what a reader sees.
     """
     line = text
-    if not (text.isascii() and text.isprintable()):
+    if not text.isprintable():
         line = _BREAKS_AND_TABS.sub(" ", _LINE_BREAK.sub("\n", _UNSEEN.sub("", text)))
     for character, reference in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ('"', "&quot;")):
         line = line.replace(character, reference)
@@ -190,14 +190,14 @@ def run_note(entries: Sequence[CatalogEntry], budget: int, tool_name: str = TOOL
     omitted: list[str] = []
     for entry, line in zip(entries, lines, strict=True):
         size = _size(line) + 1
-        if size >= room:
+        if size > room:
             omitted.append(entry.name)
         else:
             room -= size
             fitting.append(line)
             listed.append(entry.name)
     rest = _left_out(len(omitted)) if omitted else ""
-    return RunNote(_block(head, fitting, rest) if fitting else f"{head}{rest}", tuple(listed), tuple(omitted))
+    return RunNote(_block(head, fitting, rest) if lines else f"{head}{rest}", tuple(listed), tuple(omitted))
 
 
 def list_text(entries: Sequence[CatalogEntry], total: int, pattern: str | None) -> str:

@@ -20,6 +20,9 @@ from substrate.domain.skillheader import SkillHeader, content_sha256, header_fro
 from substrate.domain.yamlwriter import dump
 
 __all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_DESCRIPTION_LENGTH",
+    "MAX_FILE_BYTES",
     "Problem",
     "QuarantinedFile",
     "Skill",
@@ -28,6 +31,7 @@ __all__ = [
     "content_sha256",
     "header_from_plain",
     "header_to_plain",
+    "made_slug",
     "parse_lenient",
     "parse_strict",
     "to_skill_md",
@@ -77,7 +81,10 @@ def parse_lenient(data: bytes, *, folder: str, keep_folder_name: bool = True) ->
 
 
 def body_of(data: bytes) -> str:
-    """Return the body that parsing these bytes gives, without reading the header; for files that parsed before."""
+    """Return the body that parsing these bytes gives, without reading the header.
+
+    Meant for files that parsed before; of others, those whose body cannot be found raise QuarantinedFile.
+    """
     findings = Findings(Mode.BUNDLE)
     text = _decoded(data, findings)
     return text[_split(text, findings)[1] :]

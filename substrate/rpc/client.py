@@ -12,7 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from google.rpc.error_details_pb2 import BadRequest, ErrorInfo  # type: ignore[import-untyped]  # Has no py.typed.
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo  # Has no py.typed.
 from grpc_status import rpc_status
 
 from substrate.api.v1 import agents_pb2, audit_pb2, skill_defs_pb2, skills_pb2, tenants_pb2

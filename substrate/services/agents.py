@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
-
 from substrate.domain.agents import SCOPES_REFUSED, Agent, parse_agent
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
 from substrate.domain.catalog import LayerKind
@@ -13,13 +11,14 @@ from substrate.domain.errors import EtagMismatch, InvalidAgent, InvalidArgument,
 from substrate.domain.identity import Role
 from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_skill_name
 from substrate.domain.skillmatch import Allowlist
-from substrate.domain.tokens import page_token, read_page_token
+from substrate.domain.tokens import read_page_token
 from substrate.services.access import acting_agent, require_role
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
-from substrate.services.pages import page_limit
+from substrate.services.pages import Page, cut, page_limit
 from substrate.services.trace import Trace
 from substrate.store import agents
+from substrate.store.session import Transaction
 
 MAX_TESTED_NAMES = 1000
 
@@ -70,7 +69,7 @@ class Agents:
                 if known is None or etag_of(known) != etag:
                     raise EtagMismatch(f"The agent '{agent.name}' has changed since it was read.", agent=agent.name)
 
-        def apply(trace: Trace, connection: Connection, revision: int) -> Agent:
+        def apply(trace: Trace, connection: Transaction, revision: int) -> Agent:
             agent = replace(read_draft(draft), origin=f"tenant:r{revision}")
             now = self._decisions.clock.now()
             tenant = trace.principal.tenant
@@ -98,18 +97,18 @@ class Agents:
 
         return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
 
-    def list(self, call: Call, page_size: int, token: str) -> tuple[Sequence[Agent], str]:
-        """Return one page of the agents of all layers, by name, and the next token."""
+    def list(self, call: Call, page_size: int, token: str) -> Page[Agent]:
+        """Return one page of the agents of all layers, by name."""
 
-        def judge(trace: Trace) -> tuple[Sequence[Agent], str]:
+        def judge(trace: Trace) -> Page[Agent]:
             require_role(trace, Role.AUTHOR)
             limit = page_limit(page_size)
             after = read_page_token(token, "ListAgents")
             bound = trace.principal.agent
-            found = [a for a in trace.snapshot.agents() if a.name > after and bound in (None, a.name)]
-            following = page_token(found[limit - 1].name, "ListAgents") if len(found) > limit else ""
-            trace.admitted = min(len(found), limit)
-            return found[:limit], following
+            found = [agent for agent in trace.snapshot.agents() if bound in (None, agent.name)]
+            rest = [agent for agent in found if agent.name > after]
+            trace.admitted = min(len(rest), limit)
+            return cut(rest, limit, lambda agent: agent.name, "ListAgents", total=len(found))
 
         return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
 

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,11 +11,11 @@ from substrate.domain.explain import Explanation, explain
 from substrate.domain.identity import Role
 from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref, parse_tenant_id
 from substrate.domain.skillmatch import parse_query_pattern
-from substrate.domain.tokens import page_token, read_page_token
+from substrate.domain.tokens import read_page_token
 from substrate.services.access import acting_agent, gate, require_role
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
-from substrate.services.pages import page_limit
+from substrate.services.pages import Page, cut, page_limit
 from substrate.services.snapshots import Snapshot
 from substrate.services.trace import Trace
 from substrate.sources.tenant import TenantSource
@@ -50,10 +49,10 @@ class Audit:
         self._decisions = decisions
         self._source = source
 
-    def query(self, call: Call, asked: AuditQuery, page_size: int, token: str) -> tuple[Sequence[StoredEvent], str]:
-        """Return one page of a tenant's events, newest first unless asked otherwise, and the next token."""
+    def query(self, call: Call, asked: AuditQuery, page_size: int, token: str) -> Page[StoredEvent]:
+        """Return one page of a tenant's events, newest first unless asked otherwise."""
 
-        def judge(trace: Trace) -> tuple[Sequence[StoredEvent], str]:
+        def judge(trace: Trace) -> Page[StoredEvent]:
             tenant = self._subject(trace, asked.tenant)
             limit = page_limit(page_size)
             wanted = _filter(trace, asked)
@@ -70,9 +69,8 @@ class Audit:
                     limit + 1,
                     oldest_first=asked.oldest_first,
                 )
-            following = page_token(str(found[limit - 1].sequence), *bound) if len(found) > limit else ""
             trace.admitted = min(len(found), limit)
-            return found[:limit], following
+            return cut(found, limit, lambda event: str(event.sequence), *bound)
 
         return self._decisions.settle(call, Verb.QUERY_AUDIT, judge, required=False)
 

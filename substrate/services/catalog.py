@@ -1,6 +1,5 @@
 """The whole catalog as authors see it: every name, every layer's candidate and its state."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
@@ -10,7 +9,7 @@ from substrate.domain.names import SkillRef
 from substrate.services.access import acting_agent, require_role
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
-from substrate.services.pages import page_of_names
+from substrate.services.pages import Page, page_of_names
 from substrate.services.trace import Trace
 
 
@@ -29,22 +28,18 @@ class CatalogView:
     def __init__(self, decisions: Decisions) -> None:
         self._decisions = decisions
 
-    def list(
-        self, call: Call, agent: str, pattern: str, page_size: int, page_token: str
-    ) -> tuple[Sequence[CatalogRow], str]:
-        """Return one page of the catalog, by name, and the next token; with an agent, of the names it is permitted."""
+    def list(self, call: Call, agent: str, pattern: str, page_size: int, page_token: str) -> Page[CatalogRow]:
+        """Return one page of the catalog, by name; with an agent, of the names it is permitted."""
 
-        def judge(trace: Trace) -> tuple[Sequence[CatalogRow], str]:
+        def judge(trace: Trace) -> Page[CatalogRow]:
             require_role(trace, Role.AUTHOR)
             acting = acting_agent(trace, agent)
             catalog = trace.snapshot.catalog
-            names, following = page_of_names(
-                trace, catalog.names(), ("ListCatalog", agent), pattern, page_size, page_token
-            )
+            page = page_of_names(trace, catalog.names(), ("ListCatalog", agent), pattern, page_size, page_token)
             rows = []
-            for name in names:
+            for name in page.rows:
                 decision = deciding_entry(acting.allowlist, acting.allowlist.decide(name)) if acting else None
                 rows.append(CatalogRow(catalog.resolve(SkillRef(name)), catalog.mode_of(name), decision))
-            return rows, following
+            return page.of(rows)
 
         return self._decisions.settle(call, Verb.LIST, judge, required=False)

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol, TypeVar
-
-from sqlalchemy import Connection
+from typing import Protocol, TypeVar, cast
 
 from substrate.domain.audit import AuditEvent, Verb
 from substrate.domain.errors import (
@@ -38,7 +36,7 @@ from substrate.services.trace import Trace
 from substrate.sources.tenant import read_state
 from substrate.store import audit, tenants
 from substrate.store.audit import Entry, Verdict
-from substrate.store.session import Database
+from substrate.store.session import Database, Transaction
 
 T = TypeVar("T")
 
@@ -59,13 +57,18 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Runs decisions; `server` names this process in events."""
+    """Runs decisions.
+
+    `server` names this process in events. `strict` says that an answer which must have its event waits for it; without
+    it (best effort) every answer may be given when the event cannot be written.
+    """
 
     snapshots: Snapshots
     writer: AuditWriter
     database: Database
     clock: Clock
     server: str
+    strict: bool = True
 
     def settle(self, call: Call, verb: Verb, judge: Callable[[Trace], T], *, required: bool) -> T:
         """Let `judge` decide on the caller's snapshot; return its answer, or raise its refusal, once it is settled.
@@ -80,21 +83,22 @@ class Decisions:
             trace, answer, refusal = self._judge(call, verb, snapshot, judge)
             event = self._event(trace, refusal) if trace is not None else None
             entry = Entry(tenant, not fresh, snapshot.state.revision, event)
-            verdict = self.writer.settle(entry, call, required=event is not None and (required or refusal is not None))
+            needed = self.strict and event is not None and (required or refusal is not None)
+            verdict = self.writer.settle(entry, call, required=needed)
             if verdict is Verdict.CURRENT:
                 break
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
         self._note(call, trace, event)
         if refusal is not None:
             raise refusal
-        return answer  # type: ignore[return-value] - without a refusal there is an answer, which may be None.
+        return cast("T", answer)
 
     def change(
         self,
         call: Call,
         verb: Verb,
         check: Callable[[Trace], None],
-        apply: Callable[[Trace, Connection, int], T],
+        apply: Callable[[Trace, Transaction, int], T],
         *,
         subject: TenantId | None = None,
     ) -> T:
@@ -126,7 +130,7 @@ class Decisions:
         verb: Verb,
         snapshot: Snapshot,
         check: Callable[[Trace], None],
-        apply: Callable[[Trace, Connection, int], T],
+        apply: Callable[[Trace, Transaction, int], T],
         subject: TenantId | None,
     ) -> tuple[T, Trace, AuditEvent, int]:
         home = call.bearer.tenant
@@ -161,7 +165,7 @@ class Decisions:
         return trace
 
     @contextmanager
-    def _transaction(self, home: TenantId, subject: TenantId | None, deadline: float | None) -> Iterator[Connection]:
+    def _transaction(self, home: TenantId, subject: TenantId | None, deadline: float | None) -> Iterator[Transaction]:
         if subject is None:
             with self.database.tenant(home, deadline) as connection:
                 yield connection

@@ -1,6 +1,8 @@
 """Pages of names: cut by key, not by offset, so that a name is neither missed nor repeated while others come and go."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from substrate.domain.errors import InvalidArgument
 from substrate.domain.names import SkillName
@@ -12,6 +14,29 @@ DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 
 
+T = TypeVar("T")
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """One page of a list: its rows, the token of the next page ("" on the last), and how many rows there are in all."""
+
+    rows: Sequence[T]
+    next_page_token: str
+    total: int = 0
+
+    def of(self, rows: Sequence[Row]) -> "Page[Row]":
+        """Return the page with other rows in place of its own."""
+        return Page(rows, self.next_page_token, self.total)
+
+
+def cut(rows: Sequence[T], limit: int, key: Callable[[T], str], *bound: object, total: int = 0) -> Page[T]:
+    """Return the first `limit` of `rows`, with the token for the rest bound to what else selects them."""
+    following = page_token(key(rows[limit - 1]), *bound) if len(rows) > limit else ""
+    return Page(rows[:limit], following, total)
+
+
 def page_limit(page_size: int) -> int:
     """Return how many rows a page holds: `page_size`, 0 for the default, at most `MAX_PAGE`; raise InvalidArgument."""
     if page_size < 0:
@@ -21,8 +46,8 @@ def page_limit(page_size: int) -> int:
 
 def page_of_names(
     trace: Trace, names: Sequence[SkillName], bound: tuple[object, ...], pattern: str, page_size: int, token: str
-) -> tuple[list[SkillName], str]:
-    """Return one page of the sorted `names` that `pattern` and the acting agent's allowlist admit, and the next token.
+) -> Page[SkillName]:
+    """Return one page of the sorted `names` that `pattern` and the acting agent's allowlist admit.
 
     `bound` is what else selects the rows of the request that the token belongs to.
     """
@@ -30,12 +55,12 @@ def page_of_names(
     wanted = parse_query_pattern(pattern)
     trace.filter = pattern
     after = read_page_token(token, *bound, pattern)
-    found = [name for name in names if name > after]
+    found = list(names)
     if wanted is not None:
         patterns = PatternSet([wanted])
         found = [name for name in found if patterns.matching(name)]
     if trace.agent is not None:
         found = [name for name in found if trace.agent.allowlist.decide(name).allowed]
-    following = page_token(found[limit - 1], *bound, pattern) if len(found) > limit else ""
-    trace.admitted = min(len(found), limit)
-    return found[:limit], following
+    page = cut([name for name in found if name > after], limit, str, *bound, pattern, total=len(found))
+    trace.admitted = len(page.rows)
+    return page

@@ -3,10 +3,7 @@
 Every verb, reads included, passes the allowlist of the agent that the call acts as; without one the role decides.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from sqlalchemy import Connection
 
 from substrate.domain.audit import Verb
 from substrate.domain.catalog import Catalog, NameMode, Resolution, Standing
@@ -28,10 +25,11 @@ from substrate.domain.skillmd import Skill, parse_strict
 from substrate.services.access import acting_agent, gate, require_role
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
-from substrate.services.pages import page_of_names
+from substrate.services.pages import Page, page_of_names
 from substrate.services.trace import Trace
 from substrate.sources.tenant import read_layers
 from substrate.store import skill_defs
+from substrate.store.session import Transaction
 from substrate.store.skill_defs import DisabledName, SkillDef, Version
 
 MAX_SOURCE_LENGTH = 256 * 1024
@@ -71,7 +69,7 @@ class SkillDefs:
             _check_mode(trace, bare, promoting=promote)
             _check_tools(trace, parsed[0].header, bare)
 
-        def apply(trace: Trace, connection: Connection, revision: int) -> Authored:
+        def apply(trace: Trace, connection: Transaction, revision: int) -> Authored:
             tenant = trace.principal.tenant
             bare = SkillName(name)
             if skill_defs.get(connection, tenant, bare) is not None:
@@ -120,21 +118,21 @@ class SkillDefs:
 
     def list(
         self, call: Call, agent: str, pattern: str, page_size: int, token: str, *, include_retired: bool
-    ) -> tuple[Sequence[tuple[SkillDef, bool]], str]:
-        """Return one page of the tenant's SkillDefs, each with whether its name is disabled, and the next token."""
+    ) -> Page[tuple[SkillDef, bool]]:
+        """Return one page of the tenant's SkillDefs, each with whether its name is disabled."""
 
-        def judge(trace: Trace) -> tuple[Sequence[tuple[SkillDef, bool]], str]:
+        def judge(trace: Trace) -> Page[tuple[SkillDef, bool]]:
             require_role(trace, Role.AUTHOR)
             acting_agent(trace, agent)
             own = trace.snapshot.catalog.skill_defs()
             names = [c.name for c in own if include_retired or c.standing is not Standing.RETIRED]
             bound = ("ListSkillDefs", agent, include_retired)
-            names, following = page_of_names(trace, names, bound, pattern, page_size, token)
+            page = page_of_names(trace, names, bound, pattern, page_size, token)
             tenant = trace.principal.tenant
             with self._database.tenant(tenant, call.deadline, snapshot=True) as connection:
-                rows = skill_defs.some_of(connection, tenant, names)
+                rows = skill_defs.some_of(connection, tenant, page.rows)
                 disabled = {tombstone.name for tombstone in skill_defs.disabled(connection, tenant)}
-            return [(row, row.name in disabled) for row in rows], following
+            return page.of([(row, row.name in disabled) for row in rows])
 
         return self._decisions.settle(call, Verb.LIST, judge, required=False)
 
@@ -147,7 +145,7 @@ class SkillDefs:
                 raise InvalidArgument("version", "Name the version to promote, from 1.")
             _check_mode(trace, bare, promoting=False)
 
-        def apply(trace: Trace, connection: Connection, revision: int) -> Authored:
+        def apply(trace: Trace, connection: Transaction, revision: int) -> Authored:
             tenant = trace.principal.tenant
             bare = SkillName(name)
             row = _existing(connection, trace, bare)
@@ -177,7 +175,7 @@ class SkillDefs:
             if not retired:
                 _check_mode(trace, bare, promoting=False)
 
-        def apply(trace: Trace, connection: Connection, revision: int) -> Authored:
+        def apply(trace: Trace, connection: Transaction, revision: int) -> Authored:
             tenant = trace.principal.tenant
             bare = SkillName(name)
             row = _existing(connection, trace, bare)
@@ -191,7 +189,7 @@ class SkillDefs:
 
         return self._decisions.change(call, Verb.RETIRE if retired else Verb.UNRETIRE, check, apply)
 
-    def set_disabled(self, call: Call, agent: str, name: str, reason: str, *, disabled: bool) -> Authored:
+    def set_disabled(self, call: Call, agent: str, name: str, reason: str, etag: str, *, disabled: bool) -> Authored:
         """Hide a name whatever layer defines it, or take the tombstone away."""
 
         def check(trace: Trace) -> None:
@@ -201,21 +199,23 @@ class SkillDefs:
             if disabled:
                 _check_mode(trace, bare, promoting=False)
 
-        def apply(trace: Trace, connection: Connection, revision: int) -> Authored:
+        def apply(trace: Trace, connection: Transaction, revision: int) -> Authored:
             tenant = trace.principal.tenant
             bare = SkillName(name)
+            row = skill_defs.get(connection, tenant, bare)
+            if etag and (row is None or row.etag != etag):
+                raise _stale(bare)
             if disabled:
                 tombstone = DisabledName(bare, reason, self._clock.now(), trace.principal.actor)
                 skill_defs.disable(connection, tenant, tombstone, revision)
             else:
                 skill_defs.enable(connection, tenant, bare)
             trace.details = {"disabled": disabled, "reason": reason}
-            row = skill_defs.get(connection, tenant, bare)
             return Authored(row, None, self._after(trace, connection, bare), disabled)
 
         return self._decisions.change(call, Verb.DISABLE if disabled else Verb.ENABLE, check, apply)
 
-    def _after(self, trace: Trace, connection: Connection, name: SkillName) -> Resolution:
+    def _after(self, trace: Trace, connection: Transaction, name: SkillName) -> Resolution:
         """Return what `name` resolves to once the caller's transaction commits."""
         tenant = trace.principal.tenant
         layers = read_layers(connection, tenant, name)
@@ -263,10 +263,14 @@ def _check_tools(trace: Trace, header: SkillHeader, name: SkillName) -> None:
 
 def _check_etag(row: SkillDef, etag: str) -> None:
     if etag and etag != row.etag:
-        raise EtagMismatch(f"The SkillDef '{row.name}' has changed since; its etag is now {row.etag}.", name=row.name)
+        raise _stale(row.name)
 
 
-def _existing(connection: Connection, trace: Trace, name: SkillName) -> SkillDef:
+def _stale(name: SkillName) -> EtagMismatch:
+    return EtagMismatch(f"The SkillDef '{name}' is not as it was when its etag was read; read it again.", name=name)
+
+
+def _existing(connection: Transaction, trace: Trace, name: SkillName) -> SkillDef:
     row = skill_defs.get(connection, trace.principal.tenant, name)
     if row is None:
         raise SkillDefNotFound(f"The tenant has no SkillDef '{name}'.", name=name)

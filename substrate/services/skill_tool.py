@@ -107,7 +107,8 @@ class SkillTool:
         if wish.op == "list":
             page = self._skills.list(call, run, wish.pattern, MAX_LISTED)
             entries = [
-                CatalogEntry(v.name, v.winner.header.description if v.winner.header else "") for v in page.entries
+                CatalogEntry(v.name, v.winner.header.description if v.winner.header else "")
+                for v in page.listed.entries
             ]
             return ToolAnswer(list_text(entries, page.listed.total, wish.pattern or None))
         if wish.file:

@@ -1,25 +1,25 @@
 """What operators do with tenants and their keys."""
 
 import secrets
-from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection
-
-from substrate.domain.audit import Verb
-from substrate.domain.errors import InvalidArgument
+from substrate.domain.audit import AuditEvent, EventOutcome, Verb
+from substrate.domain.errors import InvalidArgument, KeyExists
 from substrate.domain.identity import Key, Role, bearer_text, secret_sha256
 from substrate.domain.names import PLATFORM_TENANT, KeyId, TenantId, parse_agent_name, parse_tenant_id, slug_problem
-from substrate.domain.tokens import page_token, read_page_token
+from substrate.domain.tokens import read_page_token
 from substrate.services.access import require_role
 from substrate.services.call import Call
-from substrate.services.decisions import Decisions
-from substrate.services.pages import page_limit
+from substrate.services.decisions import Clock, Decisions
+from substrate.services.pages import Page, cut, page_limit
 from substrate.services.trace import Trace
-from substrate.store import tenants
+from substrate.store import audit, tenants
+from substrate.store.session import Database, Transaction
 from substrate.store.tenants import Tenant
 
 MAX_LABEL_LENGTH = 256
+FIRST_ACTOR = "bootstrap"
+"""The actor of what happens before there is any key."""
 
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
@@ -33,6 +33,35 @@ def new_key(
     bound = parse_agent_name(agent) if agent else None
     key = Key(tenant, key_id, secret_sha256(secret), role, bound, label, now, expires_at)
     return key, bearer_text(tenant, key_id, secret)
+
+
+def issue_first_key(database: Database, clock: Clock, tenant: TenantId, role: Role, label: str) -> str:
+    """Make a key without a caller, as only the server's own machine can, and return its text.
+
+    Creates the tenant when it does not exist. Raises KeyExists when the platform tenant has a live operator key.
+    """
+    now = clock.now()
+    with database.operator() as connection:
+        if tenants.revision(connection, tenant) is None:
+            tenants.create(connection, tenant, tenant, now)
+        tenants.bump(connection, tenant)
+        live = [k for k in tenants.keys_of(connection, tenant).values() if k.role is role and k.is_live(now)]
+        if role is Role.OPERATOR and live:
+            raise KeyExists("There is a live operator key already; issue others with it.", tenant=tenant)
+        key, text = new_key(tenant, role, now, label=label)
+        tenants.add_key(connection, key, FIRST_ACTOR)
+        event = AuditEvent(
+            id=clock.event_id(),
+            tenant=tenant,
+            time=now,
+            call_id=label,
+            verb=Verb.ISSUE_KEY,
+            outcome=EventOutcome.ALLOWED,
+            actor=FIRST_ACTOR,
+            details={"key_id": key.key_id, "role": role.value, "label": label},
+        )
+        audit.append(connection, event)
+    return text
 
 
 class Tenants:
@@ -50,7 +79,7 @@ class Tenants:
             parse_tenant_id(tenant)
             _check_label("display_name", display_name)
 
-        def apply(trace: Trace, connection: Connection, _: int) -> Tenant:
+        def apply(trace: Trace, connection: Transaction, _: int) -> Tenant:
             made = tenants.create(connection, TenantId(tenant), display_name or tenant, self._clock.now())
             trace.subject = made.tenant
             trace.details = {"tenant": made.tenant}
@@ -58,18 +87,17 @@ class Tenants:
 
         return self._decisions.change(call, Verb.CREATE_TENANT, check, apply, subject=_subject(tenant))
 
-    def list(self, call: Call, page_size: int, token: str) -> tuple[Sequence[Tenant], str]:
-        """Return one page of all tenants, by id, and the next token."""
+    def list(self, call: Call, page_size: int, token: str) -> Page[Tenant]:
+        """Return one page of all tenants, by id."""
 
-        def judge(trace: Trace) -> tuple[Sequence[Tenant], str]:
+        def judge(trace: Trace) -> Page[Tenant]:
             require_role(trace, Role.OPERATOR)
             limit = page_limit(page_size)
             after = read_page_token(token, "ListTenants")
             with self._decisions.database.operator(call.deadline) as connection:
                 found = tenants.page(connection, after, limit + 1)
-            following = page_token(found[limit - 1].tenant, "ListTenants") if len(found) > limit else ""
             trace.admitted = min(len(found), limit)
-            return found[:limit], following
+            return cut(found, limit, lambda tenant: tenant.tenant, "ListTenants")
 
         return self._decisions.settle(call, Verb.LIST_TENANTS, judge, required=False)
 
@@ -95,7 +123,7 @@ class Tenants:
             if expires_at is not None and expires_at <= self._clock.now():
                 raise InvalidArgument("expire_time", "Must be in the future.")
 
-        def apply(trace: Trace, connection: Connection, _: int) -> tuple[Key, str]:
+        def apply(trace: Trace, connection: Transaction, _: int) -> tuple[Key, str]:
             if role is None:
                 raise InvalidArgument("role", "Choose runtime, author or operator.")
             owner = TenantId(tenant)
@@ -117,7 +145,7 @@ class Tenants:
             if problem:
                 raise InvalidArgument("key_id", f"The key id {problem}.")
 
-        def apply(trace: Trace, connection: Connection, _: int) -> Key:
+        def apply(trace: Trace, connection: Transaction, _: int) -> Key:
             owner = TenantId(tenant)
             key = tenants.revoke_key(connection, owner, KeyId(key_id), self._clock.now())
             trace.subject = owner
@@ -126,10 +154,10 @@ class Tenants:
 
         return self._decisions.change(call, Verb.REVOKE_KEY, check, apply, subject=_subject(tenant))
 
-    def list_keys(self, call: Call, tenant: str, page_size: int, token: str) -> tuple[Sequence[Key], str]:
-        """Return one page of a tenant's keys, revoked ones too, by id, and the next token."""
+    def list_keys(self, call: Call, tenant: str, page_size: int, token: str) -> Page[Key]:
+        """Return one page of a tenant's keys, revoked ones too, by id."""
 
-        def judge(trace: Trace) -> tuple[Sequence[Key], str]:
+        def judge(trace: Trace) -> Page[Key]:
             require_role(trace, Role.OPERATOR)
             owner = parse_tenant_id(tenant)
             limit = page_limit(page_size)
@@ -138,9 +166,8 @@ class Tenants:
                 if tenants.revision(connection, owner) is None:
                     raise tenants.no_tenant(owner)
                 found = tenants.page_keys(connection, owner, after, limit + 1)
-            following = page_token(found[limit - 1].key_id, "ListKeys", tenant) if len(found) > limit else ""
             trace.details = {"tenant": tenant}
-            return found[:limit], following
+            return cut(found, limit, lambda key: key.key_id, "ListKeys", tenant)
 
         return self._decisions.settle(call, Verb.LIST_KEYS, judge, required=False)
 

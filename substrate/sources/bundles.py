@@ -111,9 +111,8 @@ def read_file(candidate: Candidate, path: str) -> bytes:
     """
     digest = next((file.sha256 for file in candidate.files if file.path == path), None)
     if digest is None:
-        raise SkillFileNotFound(
-            f"The skill {candidate.name} has no file {shown(path)}.", name=candidate.name, path=path
-        )
+        message = f"The skill {candidate.name} has no file {shown(path)}."
+        raise SkillFileNotFound(message, name=candidate.name, path=path[:MAX_PATH_LENGTH])
     return _read_again(candidate, path, digest)
 
 
@@ -157,8 +156,12 @@ def _read_manifest(root: Path) -> tuple[str, str, str, tuple[Agent, ...]]:
 
 def _skill_folders(root: str, problems: list[SourceProblem]) -> Iterator[str]:
     """Yield the folders below `root` that hold a SKILL.md, relative to it, in an order that names alone decide."""
-    if Path(root, _SKILLS).is_symlink():
+    top = Path(root, _SKILLS)
+    if top.is_symlink():
         problems.append(_fatal(_SKILLS, LINK))
+        return
+    if not top.exists():
+        problems.append(SourceProblem(_SKILLS, "is missing, so this bundle has no skills.", fatal=False))
         return
     pending = [_SKILLS]
     while pending:

@@ -64,7 +64,7 @@ class Node:
         if isinstance(self.value, dict):
             for key in required:
                 if key not in entries:
-                    self.refuse(f"{key} is missing.")
+                    self.refuse("is missing.", key)
         return {key: node for key, node in entries.items() if key in known}
 
     def items(self) -> list["Node"]:

@@ -1,5 +1,6 @@
 """The operator's ``substrate.yaml``: which bundles there are, skills and agents defined in place, and name modes."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from substrate.domain.errors import InvalidSkill, Violation
 from substrate.domain.frontmatter import KNOWN_KEYS
 from substrate.domain.names import SkillName, skill_name_problem
 from substrate.domain.plainyaml import MAX_DEPTH, Plain
-from substrate.domain.skillmd import content_sha256, parse_strict
 from substrate.domain.skillmatch import MAX_PATTERN_LENGTH, Pattern, parse_pattern, pattern_problem
+from substrate.domain.skillmd import Skill, content_sha256, parse_strict
 from substrate.domain.yamlwriter import dump
+from substrate.sources.bundles import MANIFEST
 from substrate.sources.configfile import Node, parse_file
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
@@ -21,7 +23,8 @@ MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _SHIPPED = "shipped:"
 _MAX_PATH_LENGTH = 4096
 _ORIGIN = "inline"
-_NAMELESS = "nameless"
+# Takes the place of what is refused, so that the rest can be judged.
+_STAND_IN = "unknown"
 _HINT = "argument-hint"
 # The mapping's key is the name here, and `tools` is but a synonym of `allowed-tools`.
 _HEADER_KEYS = sorted(KNOWN_KEYS - {"name", "tools"})
@@ -32,7 +35,7 @@ _MAX_DEPTH = MAX_DEPTH + 2
 
 @dataclass(frozen=True, slots=True)
 class BundleRef:
-    """A bundle that the config asks for: its folder, what ``$N`` counts from in its skills, and where it is asked for."""
+    """A bundle that the config asks for at `place`: its folder, and what ``$N`` counts from in its skills (0 or 1)."""
 
     path: Path
     positional_base: int
@@ -77,7 +80,7 @@ def _read_root(path: Path, violations: list[Violation]) -> Node | None:
 
 
 def _bundles(node: Node, shipped: Path) -> tuple[BundleRef, ...]:
-    refs = {}
+    refs: dict[Path, BundleRef] = {}
     for item in node.items():
         fields = {"path": item} if isinstance(item.value, str) else item.fields(("path", "positional_base"), ["path"])
         base = fields["positional_base"].positional_base() if "positional_base" in fields else 0
@@ -96,13 +99,13 @@ def _bundle_folder(node: Node, shipped: Path) -> Path | None:
         return None
     if text.startswith(_SHIPPED):
         name = text.removeprefix(_SHIPPED)
-        names = sorted(folder.name for folder in shipped.iterdir())
+        names = sorted(manifest.parent.name for manifest in shipped.glob(f"*/{MANIFEST}"))
         if name in names:
             return shipped / name
         node.refuse(f"No bundle {shown(name)} comes with the product; there are {', '.join(names)}.")
         return None
     folder = node.path.parent / text
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a folder may not be looked at.
         node.refuse(f"There is no folder {folder}.")
         return None
     return folder
@@ -110,27 +113,24 @@ def _bundle_folder(node: Node, shipped: Path) -> Path | None:
 
 def _skill(node: Node, name: str) -> Candidate | None:
     """Return the skill `name` that `node` defines, under the rules for the author of a SKILL.md, or None."""
+    before = len(node.violations)
     problem = skill_name_problem(name)
     if problem:
         node.refuse(f"The skill name {shown(name)} {problem}.")
     fields = node.fields((*_HEADER_KEYS, "body", "positional_base"))
+    if not isinstance(node.value, dict):
+        return None
     base = fields["positional_base"].positional_base() if "positional_base" in fields else 0
-    header: dict[str, Plain] = {"name": _NAMELESS if problem else name.rpartition("/")[2]}
+    header: dict[str, Plain] = {"name": _STAND_IN if problem else name.rpartition("/")[2]}
     header |= {key: field.value for key, field in fields.items() if key in _HEADER_KEYS}
     if isinstance(header.get(_HINT), list | dict):
         header[_HINT] = fields[_HINT].source()
     body = fields["body"].value if "body" in fields else ""
     if not isinstance(body, str):
         fields["body"].refuse("must be text.")
-        return None
-    try:
-        skill = parse_strict(f"---\n{dump(header)}---\n\n{body}")
-    except InvalidSkill as error:
-        for violation in error.violations:
-            key = violation.field.removeprefix("source").removeprefix(".")
-            # Its lines count in the text that was made here; the place in the config takes their part.
-            message = re.sub(rf"^(?:line \d+: )?(?:{re.escape(key)}: )?", "", violation.description)
-            node.refuse(message, *((key,) if key in (*_HEADER_KEYS, "body") else ()))
+        body = _STAND_IN
+    skill = _parsed(node, f"---\n{dump(header)}---\n\n{body}")
+    if skill is None or len(node.violations) > before:
         return None
     return Candidate(
         SkillName(name),
@@ -143,6 +143,19 @@ def _skill(node: Node, name: str) -> Candidate | None:
     )
 
 
+def _parsed(node: Node, text: str) -> Skill | None:
+    """Return the skill written as the SKILL.md `text`, which was made of `node`; refuse what is wrong with it there."""
+    try:
+        return parse_strict(text)
+    except InvalidSkill as error:
+        for violation in error.violations:
+            key = violation.field.removeprefix("source").removeprefix(".")
+            # Lines count in the text that was made; the place in the config takes their part.
+            message = re.sub(rf"^(?:line \d+: )?(?:{re.escape(key)}: )?", "", violation.description)
+            node.refuse(message, *((key,) if key in (*_HEADER_KEYS, "body") else ()))
+        return None
+
+
 def _modes(node: Node) -> tuple[tuple[Pattern, NameMode], ...]:
     modes = []
     for item in node.items():
@@ -152,7 +165,7 @@ def _modes(node: Node) -> tuple[tuple[Pattern, NameMode], ...]:
         if problem:
             fields["pattern"].refuse(f"The pattern {shown(pattern)} {problem}.")
         mode = fields["mode"].value if "mode" in fields else NameMode.OPEN.value
-        if mode not in _MODES:
+        if not isinstance(mode, str) or mode not in _MODES:
             fields["mode"].refuse(f"must be one of {', '.join(_MODES)}.")
         elif pattern and not problem:
             modes.append((parse_pattern(pattern), _MODES[mode]))

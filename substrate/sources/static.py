@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,14 +41,14 @@ def shipped_bundles() -> Path:
     return installed if installed.is_dir() else package.parent / "bundles"
 
 
-def load_static(config: Path | None) -> StaticState:
-    """Read the config file and the bundles it names; without one, the product's own bundles.
+def load_static(config: Path | None, folders: Sequence[Path] = ()) -> StaticState:
+    """Read the config file and the bundles it names; without one, `folders` as bundles, or the product's own bundles.
 
     Raises InvalidConfig with all that is wrong in the config and in the bundles' manifests. What is wrong with single
     skills of a bundle is in `problems`.
     """
     violations: list[Violation] = []
-    settings = read_config(config, shipped_bundles(), violations) if config else _without_config()
+    settings = read_config(config, shipped_bundles(), violations) if config else _without_config(folders)
     loaded = _load_bundles(settings, violations)
     if violations:
         raise invalid_config(violations)
@@ -70,8 +70,9 @@ def read_body(candidate: Candidate) -> str:
     return bundles.read_body(candidate) if candidate.body is None else candidate.body
 
 
-def _without_config() -> Config:
-    refs = tuple(BundleRef(shipped_bundles() / name, 0, f"shipped:{name}") for name in SHIPPED)
+def _without_config(folders: Sequence[Path]) -> Config:
+    refs = tuple(BundleRef(folder, 0, str(folder)) for folder in folders)
+    refs = refs or tuple(BundleRef(shipped_bundles() / name, 0, f"shipped:{name}") for name in SHIPPED)
     return Config(refs, Layer(LayerKind.INLINE, "inline", {}), (), ())
 
 

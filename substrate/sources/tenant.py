@@ -10,8 +10,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy import Connection
-
 from substrate.domain.agents import Agent, parse_agent
 from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Resolution, Standing
 from substrate.domain.errors import InvalidInput, SkillQuarantined
@@ -19,7 +17,7 @@ from substrate.domain.identity import Key
 from substrate.domain.names import AgentName, KeyId, SkillName, SkillRef, TenantId
 from substrate.domain.skillheader import content_sha256, header_from_plain
 from substrate.store import agents, skill_defs, tenants
-from substrate.store.session import Database
+from substrate.store.session import Database, Transaction
 from substrate.store.skill_defs import SkillDef, Version
 
 
@@ -39,7 +37,7 @@ class TenantState:
     keys: Mapping[KeyId, Key] = field(default_factory=dict)
 
 
-def read_state(connection: Connection, tenant: TenantId) -> TenantState:
+def read_state(connection: Transaction, tenant: TenantId) -> TenantState:
     """Read everything of `tenant` in the caller's transaction, which must be of that tenant."""
     revision = tenants.revision(connection, tenant)
     incarnation = tenants.incarnation(connection)
@@ -55,8 +53,8 @@ def read_state(connection: Connection, tenant: TenantId) -> TenantState:
     )
 
 
-def read_layers(connection: Connection, tenant: TenantId, name: SkillName | None = None) -> tuple[Layer, Layer]:
-    """Read the tenant's tombstones and SkillDefs as layers, the upper one first; only those of `name` when it is given."""
+def read_layers(connection: Transaction, tenant: TenantId, name: SkillName | None = None) -> tuple[Layer, Layer]:
+    """Read the tenant's tombstones and SkillDefs as layers, the upper first; only those of `name` when it is given."""
     tombstones = {
         row.name: Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DISABLED, problem=row.reason)
         for row in skill_defs.disabled(connection, tenant)
@@ -101,7 +99,7 @@ def version_candidate(version: Version) -> Candidate:
     return replace(candidate, standing=standing, header=header)
 
 
-def _agents(connection: Connection, tenant: TenantId) -> Mapping[AgentName, Agent | None]:
+def _agents(connection: Transaction, tenant: TenantId) -> Mapping[AgentName, Agent | None]:
     found: dict[AgentName, Agent | None] = {}
     for name, plain, row in agents.all_of(connection, tenant):
         try:

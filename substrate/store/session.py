@@ -24,6 +24,10 @@ _QUERY_CANCELED = "57014"
 _SETTINGS = text("SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true)")
 
 
+Transaction = Connection
+"""A transaction in progress, which services pass on and only the store looks into."""
+
+
 class DatabaseRole(Enum):
     """The roles that a pool can take."""
 

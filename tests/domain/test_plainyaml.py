@@ -5,20 +5,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from substrate.domain.characters import LINE_BREAKERS, UNPRINTABLE
-from substrate.domain.plainyaml import Plain, PlainYamlError, YamlProblem, load
-from substrate.domain.yamlwriter import dump, quoted
+from substrate.domain.plainyaml import PlainYamlError, YamlProblem, load
 
 # Letters that mean something to YAML come up often enough to meet each other.
 _SYNTAX = st.sampled_from([*"ab: #-\n\t'\"[]{},&*!|>%@`?~.<=\\\r\x85\u2028\ufeff\0\x07", "---", "...", "<<", "\\u0000"])
 _YAMLISH = st.lists(st.one_of(_SYNTAX, st.characters()), max_size=60).map("".join)
-_WRITABLE = st.text(
-    st.one_of(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), st.sampled_from("a: #-\n\t'\"[],"))
-)
-_PLAIN: st.SearchStrategy[Plain] = st.recursive(
-    _WRITABLE,
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_WRITABLE, inner, max_size=4)),
-    max_leaves=12,
-)
 
 
 def problems(text: str, **limits: int) -> list[YamlProblem]:
@@ -167,33 +158,3 @@ def test_any_text_is_read_or_refused_with_a_line_in_it(text: str) -> None:
         lines = [line for place in document.places.values() for line in (place.key_line, place.line)] or [1]
     assert lines
     assert all(1 <= line <= text.count("\n") + 1 for line in lines)
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.dictionaries(_WRITABLE, _PLAIN, max_size=4))
-@example({"k" * 2000: {"l" * 2000: ["m", ["n", {"o": "p\nq"}]]}})
-@example({"a": "b\n  c\n\nd\n", "e": ["f\ng", {}, [], ""]})
-def test_what_is_written_reads_back_in_the_same_order(data: dict[str, Plain]) -> None:
-    again = load(dump(data), max_bytes=sys.maxsize).data
-    assert again == data
-    assert list(again) == list(data)
-
-
-@given(_WRITABLE)
-def test_a_quoted_text_is_one_line_that_reads_back(text: str) -> None:
-    assert "\n" not in quoted(text)
-    assert load(f"a: {quoted(text)}").data == {"a": text}
-
-
-def test_data_is_written_as_a_person_would() -> None:
-    data: dict[str, Plain] = {
-        "version": "1.10",
-        "note": "two: parts",
-        "story": "one\n\ntwo",
-        "tags": ["a", "b, c"],
-        "people": [{"name": "x", "age": "1"}, ["y", ["z"]]],
-    }
-    assert dump(data) == (
-        'version: 1.10\nnote: "two: parts"\nstory: |-\n  one\n\n  two\ntags: [a, "b, c"]\n'
-        "people:\n  - name: x\n    age: 1\n  - - y\n    - [z]\n"
-    )

@@ -96,6 +96,7 @@ HOSTILE = [
         "<|im_start|>",
         "<|im_end|>system",
         "<|endoftext",
+        "<|x",
         "< | im_start | >",
         "<\uff5cUser\uff5c>",
         "\uff1c|eot_id|\uff1e",
@@ -168,6 +169,8 @@ def test_one_character_is_replaced_and_the_rest_stays_readable() -> None:
 
 def test_what_nobody_sees_is_dropped_and_lines_end_at_lf() -> None:
     assert neutralise("a\r\nb\rc\x0bd\x85e\u2028f") == "a\nb\nc\nd\ne\nf"
+    dropped = "\0\x08\x0e\x1f\x7f\x84\x86\x9f\u061c\u200e\u200f\u202a\u202e\u2066\u2069\ud800\udfff\ufffe\uffff"
+    assert neutralise(f"a{dropped}\U000e0000\U000e007fb") == escape(f"a{dropped}\U000e0000\U000e007fb") == "ab"
     assert neutralise("\ufeffa\0b\u202ec\U000e0041d\ud800e\x7f\tf\u200d") == "\ufeffabcde\tf\u200d"
 
 
@@ -304,6 +307,8 @@ def test_a_budget_that_holds_all_entries_leaves_none_out() -> None:
     size = tokens(run_note(entries, 10_000).text)
     assert run_note(entries, size).omitted == ()
     assert run_note(entries, size - 1).omitted != ()
+    for budget in range(MIN_NOTE_BUDGET, size):
+        assert tokens(run_note(entries, budget).text) <= budget
 
 
 def test_the_smallest_budget_holds_a_note_that_leaves_everything_out() -> None:

@@ -216,11 +216,14 @@ def test_orphan_on_the_same_cluster_is_ended_first(data: Path) -> None:
         group=owner.st_gid,
         stderr=subprocess.DEVNULL,
     ) as orphan:
-        wait_until(connected)
-        with server:
-            assert orphan.wait(timeout=10) == 0
-            keep(server, 2)
-            assert kept(server) == [1, 2]
+        try:
+            wait_until(connected)
+            with server:
+                assert orphan.wait(timeout=10) == 0
+                keep(server, 2)
+                assert kept(server) == [1, 2]
+        finally:
+            orphan.send_signal(signal.SIGQUIT)
 
 
 def test_pid_file_that_names_another_process_harms_nobody(data: Path) -> None:
@@ -318,12 +321,19 @@ def test_folder_whose_path_suits_no_socket(data: Path, name: str) -> None:
             folder = Path(connection.info.host)
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
-    folder.symlink_to(data.parent)
-    try:
+
+    def refused() -> None:
         with pytest.raises(EmbeddedPostgresError, match=f"{folder} is no folder that only"):
             server.start()
-    finally:
-        folder.unlink()
+
+    folder.symlink_to(data.parent)
+    refused()
+    folder.unlink()
+    folder.mkdir(mode=0o700)
+    if ROOT:
+        os.chown(folder, 12345, 12345)
+        refused()
+        folder.rmdir()
     with server:
         assert kept(server) == [1]
 

@@ -1,0 +1,124 @@
+"""Domain values to and from messages; what more than one servicer needs."""
+
+import mimetypes
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from substrate.api.v1 import catalog_pb2 as pb
+from substrate.domain.audit import DecidingEntry
+from substrate.domain.catalog import Candidate, CandidateState, LayerKind, NameMode, Resolution, SkillFile
+from substrate.domain.eligibility import CallerKind
+from substrate.domain.errors import InvalidArgument
+from substrate.domain.explain import why
+from substrate.services.call import Call
+from substrate.services.run import Run
+
+
+class RunRequest(Protocol):
+    """The fields that runtime requests share."""
+
+    agent: str
+    run_id: str
+    turn: int
+    catalog_token: str
+
+    @property
+    def touched_paths(self) -> Sequence[str]:
+        """The paths at hand."""
+
+
+_CALLER_KINDS: dict[int, CallerKind] = {
+    pb.CALLER_KIND_UNSPECIFIED: CallerKind.MODEL,
+    pb.CALLER_KIND_MODEL: CallerKind.MODEL,
+    pb.CALLER_KIND_USER: CallerKind.USER,
+}
+
+
+def run(request: RunRequest, caller_kind: int = pb.CALLER_KIND_MODEL) -> Run:
+    """Return what a runtime request says of its run; raise InvalidArgument for a kind of caller that is unknown."""
+    kind = _CALLER_KINDS.get(caller_kind)
+    if kind is None:
+        raise InvalidArgument("caller_kind", "Must be CALLER_KIND_MODEL or CALLER_KIND_USER.")
+    return Run(request.agent, request.run_id, request.turn, request.catalog_token, kind, tuple(request.touched_paths))
+
+
+def state(call: Call) -> pb.CatalogState | None:
+    """Return which catalog the call was answered from."""
+    if call.catalog is None:
+        return None
+    return pb.CatalogState(
+        catalog_token=str(call.catalog),
+        catalog_revision=call.catalog.revision,
+        static_digest=call.catalog.static_digest,
+    )
+
+
+def layer(kind: LayerKind) -> pb.Layer.ValueType:
+    """Return the message's name for a layer."""
+    return pb.Layer.Value(f"LAYER_{kind.value}")
+
+
+def name_mode(mode: NameMode) -> pb.NameMode.ValueType:
+    """Return the message's name for a name mode."""
+    return pb.NameMode.Value(f"NAME_MODE_{mode.name}")
+
+
+def decision(entry: DecidingEntry) -> pb.Decision:
+    """Return an allowlist's decision."""
+    return pb.Decision(
+        allowed=entry.allowed,
+        reason=pb.AllowlistReason.Value(f"ALLOWLIST_REASON_{entry.reason}"),
+        index=entry.index,
+        entry=entry.entry or "",
+    )
+
+
+def candidates(resolution: Resolution) -> list[pb.Candidate]:
+    """Return every candidate of a resolution, highest first."""
+    return [_candidate(ruling.candidate, ruling.state, resolution) for ruling in resolution.rulings]
+
+
+def winner(resolution: Resolution) -> pb.Candidate | None:
+    """Return the candidate that a resolution picked."""
+    if resolution.winner is None:
+        return None
+    return _candidate(resolution.winner, CandidateState.WON, resolution)
+
+
+def _candidate(candidate: Candidate, became: CandidateState, resolution: Resolution) -> pb.Candidate:
+    return pb.Candidate(
+        layer=layer(candidate.kind),
+        origin=candidate.origin,
+        version=candidate.version or 0,
+        state=pb.CandidateState.Value(f"CANDIDATE_STATE_{became.value}"),
+        content_sha256=candidate.content_sha256,
+        description=candidate.header.description if candidate.header else "",
+        problem=candidate.problem,
+        why=why(candidate, became, resolution),
+    )
+
+
+def skill_file(file: SkillFile) -> pb.SkillFile:
+    """Return a resource file's listing."""
+    media_type = mimetypes.guess_type(file.path)[0] or "application/octet-stream"
+    return pb.SkillFile(path=file.path, size=file.size, sha256=file.sha256, media_type=media_type)
+
+
+def timestamp(moment: datetime | None) -> Timestamp | None:
+    """Return a time as a message."""
+    if moment is None:
+        return None
+    message = Timestamp()
+    message.FromDatetime(moment)
+    return message
+
+
+def moment(message: Timestamp, field: str) -> datetime:
+    """Return a message's time; raise InvalidArgument for `field` when it is outside the years 1 to 9999."""
+    try:
+        return message.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(field, "Must be a time in the years 1 to 9999.") from None

@@ -1,0 +1,255 @@
+"""What happens around every call: admission, reading the message, the deadline, errors, and one log line.
+
+An interceptor runs on grpc's one serving thread, so here it only chooses who handles the call; everything else happens
+in the handler's thread. Messages are decoded and encoded there too: a message that cannot be read is then a typed
+error, and an answer may be bytes already.
+"""
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from substrate.domain.errors import InvalidMessage, Overloaded, SubstrateError
+from substrate.domain.identity import Bearer, missing_key, parse_bearer
+from substrate.rpc import errors
+from substrate.services.call import Call
+from substrate.services.decisions import Clock
+
+_log = structlog.get_logger("substrate.calls")
+
+_CALL_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_HEALTH = "/grpc.health.v1.Health/"
+_REFLECTION = "/grpc.reflection."
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+Behaviour = Callable[[Any, Any], Any]
+
+
+class CountedPool(ThreadPoolExecutor):
+    """A thread pool that knows how many calls it holds, running and waiting."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(max_workers=threads, thread_name_prefix="call")
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """How many calls have been put and are not finished."""
+        return self._held
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        """Put a call, counted until it is finished or dropped."""
+        with self._lock:
+            self._held += 1
+        try:
+            future = super().submit(fn, *args, **kwargs)
+        except BaseException:
+            self._release(None)
+            raise
+        future.add_done_callback(self._release)
+        return future
+
+    def _release(self, _: "Future[Any] | None") -> None:
+        with self._lock:
+            self._held -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a call ended, for whoever counts."""
+
+    method: str
+    code: str
+    seconds: float
+
+
+class Calls(grpc.ServerInterceptor):
+    """Wraps every method.
+
+    `admitted` is how many calls may be held before more are refused as OVERLOADED. `aside` is a small pool for what
+    must be answered even then: health, refusals and reflection. `authenticate` admits a bearer to reflection.
+    `finished` is told of every call.
+    """
+
+    def __init__(
+        self,
+        pool: CountedPool,
+        aside: ThreadPoolExecutor,
+        admitted: int,
+        clock: Clock,
+        authenticate: Callable[[Call], None],
+        finished: Callable[[Finished], None],
+    ) -> None:
+        self._pool = pool
+        self._aside = aside
+        self._admitted = admitted
+        self._clock = clock
+        self._authenticate = authenticate
+        self._finished = finished
+        self._wrapped: dict[str, Handler] = {}
+        self._overloaded = self._on_the_side(self._refuse)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Return who handles the call; nothing here may block."""
+        method = handler_call_details.method
+        if self._pool.held >= self._admitted and not method.startswith(_HEALTH):
+            return grpc.unary_unary_rpc_method_handler(self._overloaded)
+        known = self._wrapped.get(method)
+        if known is None:
+            found = continuation(handler_call_details)
+            if found is None:
+                return None
+            known = self._wrapped[method] = self._wrap(method, found)
+        return known
+
+    def _wrap(self, method: str, handler: Any) -> Handler:
+        if method.startswith(_HEALTH):
+            if handler.unary_unary is None:
+                return handler  # type: ignore[no-any-return]  # Health's Watch brings a pool of its own.
+            return grpc.unary_unary_rpc_method_handler(
+                self._on_the_side(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+        if method.startswith(_REFLECTION):
+            return grpc.stream_stream_rpc_method_handler(
+                self._on_the_side(self._behind_a_key(method, handler.stream_stream)),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(method, handler.unary_unary, handler.request_deserializer)
+        )
+
+    def _on_the_side(self, behaviour: Behaviour) -> Behaviour:
+        def aside(request: Any, context: grpc.ServicerContext) -> Any:
+            return behaviour(request, context)
+
+        aside.experimental_thread_pool = self._aside  # type: ignore[attr-defined]  # This is how grpc is told of a pool.
+        return aside
+
+    def _refuse(self, _: Any, context: grpc.ServicerContext) -> bytes:
+        error = Overloaded("The server has as many calls in hand as it can serve; try again in a moment.")
+        self._finished(Finished("", grpc.StatusCode.RESOURCE_EXHAUSTED.name, 0.0))
+        return _aborted(context, errors.status_of(error))
+
+    def _behind_a_key(self, method: str, behaviour: Behaviour) -> Behaviour:
+        def guarded(requests: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._authenticate(self._call(method, context))
+            except SubstrateError as error:
+                return _aborted(context, errors.status_of(error))
+            return behaviour(requests, context)
+
+        return guarded
+
+    def _unary(self, method: str, behaviour: Behaviour, decode: Callable[[bytes], Any]) -> Behaviour:
+        def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+            started = time.monotonic()
+            call: Call | None = None
+            status = None
+            code = grpc.StatusCode.OK
+            reason = ""
+            try:
+                call = self._call(method, context, started)
+                return _encoded(behaviour(_decoded(decode, request), _Context(context, call)))
+            except SubstrateError as error:
+                status = errors.status_of(error, call.decision_id if call else "")
+                code, reason = errors.code_of(error), error.reason
+            except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
+                error_id = str(uuid.uuid4())
+                _log.exception("call.failed", method=method, error_id=error_id)
+                status = errors.internal(error_id)
+                code, reason = grpc.StatusCode.INTERNAL, "INTERNAL"
+            finally:
+                self._note(method, call, code, reason, time.monotonic() - started)
+            return _aborted(context, status)
+
+        return handle
+
+    def _call(self, method: str, context: grpc.ServicerContext, started: float | None = None) -> Call:
+        bearer, call_id = _metadata(context)
+        left = context.time_remaining()
+        begun = time.monotonic() if started is None else started
+        call = Call(
+            method=method,
+            call_id=call_id or self._clock.event_id(),
+            bearer=bearer,
+            arrived=self._clock.now(),
+            started=begun,
+            deadline=None if left is None else time.monotonic() + left,  # type: ignore[redundant-expr]  # The stubs forget None.
+        )
+        if not context.add_callback(lambda: _cancel(call)):
+            call.cancelled = True
+        return call
+
+    def _note(self, method: str, call: Call | None, code: grpc.StatusCode, reason: str, seconds: float) -> None:
+        self._finished(Finished(method, code.name, seconds))
+        fields = {} if call is None else {"call_id": call.call_id, "decision_id": call.decision_id, **call.log}
+        _log.info("call", method=method, code=code.name, reason=reason, ms=round(seconds * 1000, 3), **fields)
+
+
+class _Context:
+    """What a servicer is given as its context: the call."""
+
+    __slots__ = ("call", "grpc")
+
+    def __init__(self, context: grpc.ServicerContext, call: Call) -> None:
+        self.grpc = context
+        self.call = call
+
+
+def call_of(context: Any) -> Call:
+    """Return the call that a servicer's `context` stands for."""
+    call: Call = context.call
+    return call
+
+
+def _aborted(context: grpc.ServicerContext, status: status_pb2.Status) -> NoReturn:
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status raises.")
+
+
+def _cancel(call: Call) -> None:
+    call.cancelled = True
+
+
+def _decoded(decode: Callable[[bytes], Any], request: bytes) -> Any:
+    try:
+        return decode(request)
+    except (DecodeError, ValueError, RecursionError):
+        raise InvalidMessage("", "The request is no valid message of this method; texts must be UTF-8.") from None
+
+
+def _encoded(answer: Any) -> bytes:
+    encoded: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
+    return encoded
+
+
+def _metadata(context: grpc.ServicerContext) -> tuple[Bearer, str]:
+    """Return the caller's key and the call id it proposes, if any; raise Unauthenticated."""
+    bearer = ""
+    call_id = ""
+    for key, value in context.invocation_metadata():
+        if key == "authorization" and isinstance(value, str):
+            bearer = value
+        elif key == "x-call-id" and isinstance(value, str) and _CALL_ID.fullmatch(value):
+            call_id = value
+    scheme, _, text = bearer.partition(" ")
+    if scheme.lower() != "bearer":
+        raise missing_key()
+    return parse_bearer(text.strip()), call_id

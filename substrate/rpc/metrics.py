@@ -1,0 +1,45 @@
+"""Counters and times of one process, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from substrate.rpc.interceptors import Finished
+
+_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Metrics:
+    """What the process counts; `registry` holds it all."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._calls = Counter("substrate_calls", "Calls finished.", ["method", "code"], registry=self.registry)
+        self._seconds = Histogram(
+            "substrate_call_seconds",
+            "Time from a call's arrival to its answer.",
+            ["method"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._lost = Counter(
+            "substrate_audit_lost_events",
+            "Audit events dropped of calls answered without them.",
+            registry=self.registry,
+        )
+        self._skills = Gauge("substrate_static_skills", "Skills in bundles and inline.", registry=self.registry)
+
+    def finished(self, call: Finished) -> None:
+        """Count a finished call."""
+        self._calls.labels(call.method, call.code).inc()
+        self._seconds.labels(call.method).observe(call.seconds)
+
+    def lost(self, events: int) -> None:
+        """Count audit events that were dropped."""
+        self._lost.inc(events)
+
+    def static_skills(self, count: int) -> None:
+        """Note how many static skills there are."""
+        self._skills.set(count)
+
+    def serve(self, port: int) -> None:
+        """Serve the metrics over HTTP on loopback."""
+        start_http_server(port, addr="127.0.0.1", registry=self.registry)

@@ -1,0 +1,155 @@
+"""The gRPC server: a thread pool, an interceptor, health, reflection, and an orderly end."""
+
+import ipaddress
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from substrate.api.v1 import agents_pb2, audit_pb2, skill_defs_pb2, skills_pb2, tenants_pb2
+from substrate.api.v1.agents_pb2_grpc import add_AgentServiceServicer_to_server
+from substrate.api.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
+from substrate.api.v1.skill_defs_pb2_grpc import add_SkillDefServiceServicer_to_server
+from substrate.api.v1.skills_pb2_grpc import add_SkillServiceServicer_to_server
+from substrate.api.v1.tenants_pb2_grpc import add_TenantServiceServicer_to_server
+from substrate.rpc.agents import AgentServicer
+from substrate.rpc.audit import AuditServicer
+from substrate.rpc.interceptors import Calls, CountedPool, Finished
+from substrate.rpc.skill_defs import SkillDefServicer
+from substrate.rpc.skills import SkillServicer
+from substrate.rpc.tenants import TenantServicer
+from substrate.services.call import Call
+from substrate.services.decisions import Clock
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+MAX_METADATA_BYTES = 16 * 1024
+
+_ASIDE_THREADS = 4
+
+
+class UnsafeListenerError(Exception):
+    """An address that others can reach, without TLS and without being told that this is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where to serve: `address` as host:port; `certificate` and `key` are PEM, both or neither."""
+
+    address: str
+    certificate: bytes | None = None
+    key: bytes | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Servicers:
+    """What the server offers."""
+
+    skills: SkillServicer
+    skill_defs: SkillDefServicer
+    agents: AgentServicer
+    tenants: TenantServicer
+    audit: AuditServicer
+
+
+class Server:
+    """One server on one port."""
+
+    def __init__(
+        self,
+        servicers: Servicers,
+        *,
+        threads: int,
+        max_calls: int,
+        clock: Clock,
+        authenticate: Callable[[Call], None],
+        finished: Callable[[Finished], None],
+    ) -> None:
+        self._pool = CountedPool(threads)
+        self._aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
+        self._watchers = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="watch")
+        self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._watchers)
+        self._server = grpc.server(
+            self._pool,
+            interceptors=[Calls(self._pool, self._aside, max_calls, clock, authenticate, finished)],
+            options=[
+                # A second server on the port of a first must fail, not take a share of its calls.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+            ],
+        )
+        add_SkillServiceServicer_to_server(servicers.skills, self._server)
+        add_SkillDefServiceServicer_to_server(servicers.skill_defs, self._server)
+        add_AgentServiceServicer_to_server(servicers.agents, self._server)
+        add_TenantServiceServicer_to_server(servicers.tenants, self._server)
+        add_AuditServiceServicer_to_server(servicers.audit, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._services = [
+            file.DESCRIPTOR.services_by_name[name].full_name
+            for file, name in (
+                (skills_pb2, "SkillService"),
+                (skill_defs_pb2, "SkillDefService"),
+                (agents_pb2, "AgentService"),
+                (tenants_pb2, "TenantService"),
+                (audit_pb2, "AuditService"),
+            )
+        ]
+        reflection.enable_server_reflection(
+            [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+
+    def start(self, listener: Listener) -> int:
+        """Begin to serve and return the port.
+
+        Raises UnsafeListenerError for an address off loopback without TLS, OSError when the port cannot be had.
+        """
+        host = listener.address.rpartition(":")[0]
+        if listener.certificate is None and not listener.insecure and not _is_loopback(host):
+            raise UnsafeListenerError(
+                f"{listener.address} can be reached from elsewhere, and keys would travel in the clear: configure TLS, "
+                "or say --insecure if something in front of the server encrypts."
+            )
+        try:
+            if listener.certificate is not None and listener.key is not None:
+                credentials = grpc.ssl_server_credentials([(listener.key, listener.certificate)])
+                port = self._server.add_secure_port(listener.address, credentials)
+            else:
+                port = self._server.add_insecure_port(listener.address)
+        except RuntimeError as error:
+            raise OSError(f"The server cannot listen on {listener.address}: is the port taken?") from error
+        self._server.start()
+        self.set_healthy(healthy=True)
+        return port
+
+    def set_healthy(self, *, healthy: bool) -> None:
+        """Report the server and each of its services as serving or not."""
+        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", *self._services):
+            self._health.set(service, status)
+
+    def stop(self, drain_seconds: float, probe_seconds: float = 0.0) -> None:
+        """Turn unhealthy, wait a probe period, take no more calls, and let those in progress finish."""
+        self._health.enter_graceful_shutdown()
+        if probe_seconds:
+            threading.Event().wait(probe_seconds)
+        self._server.stop(drain_seconds).wait()
+        self._pool.shutdown(wait=True)
+        self._aside.shutdown(wait=True)
+        self._watchers.shutdown(wait=True)
+
+
+def _is_loopback(host: str) -> bool:
+    bare = host.strip("[]")
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,71 @@
+"""Settings: the only reader of the environment.
+
+Every field is read from ``SUBSTRATE_<NAME>``; what the command line gives wins.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _data_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/var/lib/skill-substrate")
+    state = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "skill-substrate"
+
+
+class Settings(BaseSettings):
+    """What a server or a client can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="SUBSTRATE_", extra="forbid", frozen=True)
+
+    listen: Annotated[str, Field(description="Address and port to serve on; port 0 takes a free one.")] = (
+        "127.0.0.1:50051"
+    )
+    insecure: Annotated[bool, Field(description="Serve without TLS on an address that others can reach.")] = False
+    tls_certificate: Annotated[Path | None, Field(description="PEM file of the server's certificate chain.")] = None
+    tls_key: Annotated[Path | None, Field(description="PEM file of the certificate's private key.")] = None
+    database_url: Annotated[
+        str | None, Field(description="URL of the database, as the login role; without it PostgreSQL is embedded.")
+    ] = None
+    data_dir: Annotated[Path, Field(description="Folder of the embedded database and the first keys.")] = Field(
+        default_factory=_data_dir
+    )
+    postgres_user: Annotated[
+        str | None, Field(description="Unprivileged account that runs embedded PostgreSQL when started as root.")
+    ] = None
+    config: Annotated[Path | None, Field(description="The operator's substrate.yaml.")] = None
+    threads: Annotated[int, Field(ge=1, le=256, description="Threads that handle calls.")] = 32
+    max_calls: Annotated[
+        int, Field(ge=1, description="Calls held, running and waiting, before more are refused as OVERLOADED.")
+    ] = 256
+    drain_seconds: Annotated[
+        float, Field(ge=0, le=600, description="Time that calls in progress have to finish at a stop.")
+    ] = 10.0
+    probe_seconds: Annotated[
+        float,
+        Field(ge=0, le=60, description="Time between turning unhealthy and closing the listener, for load balancers."),
+    ] = 0.0
+    audit_mode: Annotated[
+        Literal["strict", "best_effort"],
+        Field(
+            description="Whether an answer waits for its audit event (strict) or may be given without (best_effort)."
+        ),
+    ] = "strict"
+    metrics_port: Annotated[
+        int | None, Field(ge=0, le=65535, description="Port of the Prometheus metrics on loopback; none without it.")
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Field(description="Least severe line logged.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "console"],
+        Field(description="How lines are written; auto is console on a terminal, else JSON."),
+    ] = "auto"
+
+    address: Annotated[str | None, Field(description="Client: the server to call.")] = None
+    key: Annotated[SecretStr | None, Field(description="Client: the bearer key.")] = None
