@@ -197,7 +197,7 @@ def run_note(entries: Sequence[CatalogEntry], budget: int, tool_name: str = TOOL
             fitting.append(line)
             listed.append(entry.name)
     rest = _left_out(len(omitted)) if omitted else ""
-    return RunNote(_block(head, fitting, rest) if lines else f"{head}{rest}", tuple(listed), tuple(omitted))
+    return RunNote(_block(head, fitting, rest) if fitting else f"{head}{rest}", tuple(listed), tuple(omitted))
 
 
 def list_text(entries: Sequence[CatalogEntry], total: int, pattern: str | None) -> str:

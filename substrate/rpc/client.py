@@ -93,7 +93,7 @@ class Client:
         """Close the connection; calls in flight end as CANCELLED."""
         self._channel.close()
 
-    def call(self, method: str, **fields: object) -> Message:
+    def call(self, method: str, **fields: object) -> Any:
         """Return the answer to one call of `method`, such as ``SkillService.ListSkills``.
 
         `fields` are the request's, in their proto names: messages as mappings, enum values as numbers or names,
@@ -119,7 +119,7 @@ class Client:
         except grpc.RpcError as error:
             raise self._failure(error) from None
 
-    def pages(self, method: str, **fields: object) -> Iterator[Message]:
+    def pages(self, method: str, **fields: object) -> Iterator[Any]:
         """Yield every page of a list, each asked for when the one before has been taken; otherwise as `call`."""
         token = ""
         while True:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -32,7 +32,7 @@ _CALL_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEALTH = "/grpc.health.v1.Health/"
 _REFLECTION = "/grpc.reflection."
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = Any  # grpc's handlers are generic in the stubs alone.
 Behaviour = Callable[[Any, Any], Any]
 
 
@@ -103,9 +103,9 @@ class Calls(grpc.ServerInterceptor):
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> Handler:
         """Return who handles the call; nothing here may block."""
         method = handler_call_details.method
         if self._pool.held >= self._admitted and not method.startswith(_HEALTH):

