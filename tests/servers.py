@@ -69,9 +69,9 @@ class RunningServer:
     stack: ExitStack
     operator_key: str = field(default="")
 
-    def client(self, key: str, **options: float) -> Client:
+    def client(self, key: str, timeout: float = 10.0) -> Client:
         """Return a client with `key`, closed with the server."""
-        return self.stack.enter_context(Client(self.address, key, **options))
+        return self.stack.enter_context(Client(self.address, key, timeout=timeout))
 
     def key(self, tenant: str, role: Role, agent: str = "") -> str:
         """Issue a key straight in the database and return its text."""

@@ -121,7 +121,7 @@ class Calls(grpc.ServerInterceptor):
     def _wrap(self, method: str, handler: Any) -> Handler:
         if method.startswith(_HEALTH):
             if handler.unary_unary is None:
-                return handler  # type: ignore[no-any-return]  # Health's Watch brings a pool of its own.
+                return handler  # Health's Watch brings a pool of its own.
             return grpc.unary_unary_rpc_method_handler(
                 self._on_the_side(handler.unary_unary), handler.request_deserializer, handler.response_serializer
             )

@@ -15,6 +15,7 @@ from substrate.domain.errors import (
     ReviewRequired,
     SkillDefExists,
     SkillDefNotFound,
+    SkillQuarantined,
     TooLarge,
     VersionNotFound,
 )
@@ -27,7 +28,7 @@ from substrate.services.call import Call
 from substrate.services.decisions import Decisions
 from substrate.services.pages import Page, page_of_names
 from substrate.services.trace import Trace
-from substrate.sources.tenant import read_layers
+from substrate.sources.tenant import read_layers, version_candidate
 from substrate.store import skill_defs
 from substrate.store.session import Transaction
 from substrate.store.skill_defs import DisabledName, SkillDef, Version
@@ -43,8 +44,12 @@ class Authored:
     skill_def: SkillDef | None
     version: Version | None
     resolution: Resolution
-    disabled: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def disabled(self) -> bool:
+        """Whether a tombstone of the tenant stands on the name."""
+        return any(ruling.candidate.standing is Standing.DISABLED for ruling in self.resolution.rulings)
 
 
 class SkillDefs:
@@ -111,8 +116,9 @@ class SkillDefs:
                 found = skill_defs.version(connection, tenant, bare, number)
             if found is None:
                 raise _no_version(bare, number)
+            _check_sound(found)
             trace.resolution = trace.snapshot.catalog.resolve(SkillRef(bare))
-            return Authored(row, found, trace.resolution, _is_disabled(trace.resolution))
+            return Authored(row, found, trace.resolution)
 
         return self._decisions.settle(call, Verb.GET, judge, required=False)
 
@@ -153,6 +159,7 @@ class SkillDefs:
             found = skill_defs.version(connection, tenant, bare, version)
             if found is None:
                 raise _no_version(bare, version)
+            _check_sound(found)
             if trace.snapshot.catalog.mode_of(bare) is NameMode.REVIEW and found.created_by == trace.principal.actor:
                 raise _review_required(bare)
             _check_tools(trace, header_from_plain(found.header), bare)
@@ -211,7 +218,7 @@ class SkillDefs:
             else:
                 skill_defs.enable(connection, tenant, bare)
             trace.details = {"disabled": disabled, "reason": reason}
-            return Authored(row, None, self._after(trace, connection, bare), disabled)
+            return Authored(row, None, self._after(trace, connection, bare))
 
         return self._decisions.change(call, Verb.DISABLE if disabled else Verb.ENABLE, check, apply)
 
@@ -270,6 +277,14 @@ def _stale(name: SkillName) -> EtagMismatch:
     return EtagMismatch(f"The SkillDef '{name}' is not as it was when its etag was read; read it again.", name=name)
 
 
+def _check_sound(version: Version) -> None:
+    candidate = version_candidate(version)
+    if candidate.standing is Standing.QUARANTINED:
+        raise SkillQuarantined(
+            f"The version {version.version} of '{version.name}' is quarantined. {candidate.problem}", name=version.name
+        )
+
+
 def _existing(connection: Transaction, trace: Trace, name: SkillName) -> SkillDef:
     row = skill_defs.get(connection, trace.principal.tenant, name)
     if row is None:
@@ -279,7 +294,3 @@ def _existing(connection: Transaction, trace: Trace, name: SkillName) -> SkillDe
 
 def _no_version(name: SkillName, number: int) -> VersionNotFound:
     return VersionNotFound(f"The SkillDef '{name}' has no version {number}.", name=name, version=str(number))
-
-
-def _is_disabled(resolution: Resolution) -> bool:
-    return any(ruling.candidate.standing is Standing.DISABLED for ruling in resolution.rulings)

@@ -277,6 +277,8 @@ def standing(**data: Any) -> Case:
         (FULL | LOCKED, "bundle", "RESOLVED", "bundle:team"),
         (FULL | LOCKED | {"disabled": ["doc/x"]}, "v2", "LOCKED", None),
         (FULL | LOCKED | {"disabled": ["doc/x"]}, "bundle", "RESOLVED", "bundle:team"),
+        (LOCKED | {"disabled": ["doc/x"]}, "bundle", "ABSENT", None),
+        (BROKEN | LOCKED | {"disabled": ["doc/x"]}, "bundle", "QUARANTINED", None),
         (FULL | LOCKED | standing(corrupt=True), "v1", "LOCKED", None),
         (FULL | LOCKED | standing(corrupt=True), "bundle", "RESOLVED", "bundle:team"),
     ],

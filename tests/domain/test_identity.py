@@ -129,6 +129,14 @@ def test_a_wrong_secret_proves_nothing(secret: str) -> None:
         authenticate(replace(BEARER, secret=secret), KEY, NOW)
 
 
+@pytest.mark.parametrize("place", [0, 15, 31])
+def test_every_byte_of_the_hash_counts(place: int) -> None:
+    stored = bytearray(secret_sha256(SECRET))
+    stored[place] ^= 1
+    assert KEY.admits(SECRET, NOW)
+    assert not replace(KEY, secret_sha256=bytes(stored)).admits(SECRET, NOW)
+
+
 def test_an_unknown_key_proves_nothing() -> None:
     with pytest.raises(Unauthenticated):
         authenticate(BEARER, None, NOW)
