@@ -11,7 +11,6 @@ from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Page, Skills
 
 MAX_OMITTED_NAMES = 1000
-_MAX_PAGE_BYTES = 3 * 1024 * 1024
 
 
 class SkillServicer(SkillServiceServicer):

