@@ -1,10 +1,17 @@
 """Fixtures that every test may use."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
+
+
+# The suite gives the same verdict on the same code; HYPOTHESIS_PROFILE=default looks further, with other examples.
+settings.register_profile("suite", derandomize=True, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ unrestricted, an empty list means none, and a bare ``Bash`` covers ``Bash(git *)
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,10 @@ MAX_TOOLS = 200
 MAX_TOOL_LENGTH = 256
 MAX_AGENT_DESCRIPTION = 1024
 MAX_DEFINITION_BYTES = 65536
+MAX_DEFINITION_DEPTH = 64
+
+_SHOWN = 80
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 SCOPES_REFUSED = (
     "skill_def_scopes is no longer accepted, whatever it holds. Either move its patterns into the agent's `skills` "
@@ -53,7 +58,7 @@ class Agent:
     @property
     def allowlist_sha256(self) -> str:
         """The digest, in hex, of the allowlist's entries in order."""
-        return _digest(self.allowlist.texts())
+        return self.allowlist.sha256
 
     def lacks(self, tools: Iterable[str]) -> list[str]:
         """Return those of a skill's `tools` that the agent does not have, in order."""
@@ -71,25 +76,27 @@ def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
     """
     violations: list[Violation] = []
     try:
-        parsed_name = parse_agent_name(name)
+        parse_agent_name(name, "name")
     except InvalidName as error:
-        raise InvalidAgent(*error.violations) from None
+        violations.extend(error.violations)
     if not isinstance(data, Mapping):
-        raise InvalidAgent(Violation(name, "An agent is a mapping of description, tools, skills and definition."))
+        violations.append(Violation("", "An agent is a mapping of description, tools, skills and definition."))
+        raise InvalidAgent(*violations)
     for key in data:
         if key == "skill_def_scopes":
             violations.append(Violation("skill_def_scopes", SCOPES_REFUSED))
         elif key not in _FIELDS:
-            violations.append(Violation(str(key), f"Unknown field; an agent has {', '.join(_FIELDS)}."))
+            violations.append(Violation(str(key)[:_SHOWN], f"Unknown field; an agent has {', '.join(_FIELDS)}."))
     description = data.get("description", "")
-    if not isinstance(description, str) or len(description) > MAX_AGENT_DESCRIPTION:
-        violations.append(Violation("description", f"Must be text of at most {MAX_AGENT_DESCRIPTION} characters."))
+    if not isinstance(description, str) or len(description) > MAX_AGENT_DESCRIPTION or _UNSTORABLE.search(description):
+        advice = f"Must be text of at most {MAX_AGENT_DESCRIPTION} characters, without NUL and lone surrogates."
+        violations.append(Violation("description", advice))
     tools = _tools(data, violations)
     allowlist = _allowlist(data, violations)
     definition = _definition(data, violations)
     if violations:
         raise InvalidAgent(*violations)
-    return Agent(parsed_name, str(description), tools, allowlist, definition, kind, origin)
+    return Agent(AgentName(name), str(description), tools, allowlist, definition, kind, origin)
 
 
 def _texts(data: Mapping[str, object], key: str, violations: list[Violation], advice: str) -> Sequence[str] | None:
@@ -130,15 +137,26 @@ def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:
     if not isinstance(definition, Mapping):
         violations.append(Violation("definition", "Must be a mapping (a JSON object)."))
         return "{}"
+    if _depth(definition) > MAX_DEFINITION_DEPTH:
+        violations.append(Violation("definition", f"Must be nested at most {MAX_DEFINITION_DEPTH} deep."))
+        return "{}"
     try:
         text = json.dumps(definition, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         size = len(text.encode())
-    except (TypeError, ValueError, RecursionError):
-        violations.append(Violation("definition", "Must hold JSON values only, nested no deeper than JSON allows."))
+    except (TypeError, ValueError):
+        violations.append(Violation("definition", "Must hold JSON values only: no NaN, no infinity, no odd texts."))
         return "{}"
     if size > MAX_DEFINITION_BYTES:
         violations.append(Violation("definition", f"Must be at most {MAX_DEFINITION_BYTES} bytes of JSON."))
     return text
+
+
+def _depth(value: object, limit: int = MAX_DEFINITION_DEPTH + 1) -> int:
+    """Return how deep `value` is nested, looking no deeper than `limit`."""
+    if limit == 0 or not isinstance(value, Mapping | list):
+        return 0
+    inner = value.values() if isinstance(value, Mapping) else value
+    return 1 + max((_depth(item, limit - 1) for item in inner), default=0)
 
 
 def _digest(content: object) -> str:

@@ -43,7 +43,7 @@ _PLACEHOLDER = re.compile(
     re.VERBOSE,
 )
 _DECLARED = re.compile(rf"[^\W\d][\w-]{{0,{MAX_DECLARED_LENGTH - 1}}}")
-_MENTION = re.compile(rf"(?<!\\)\$ARGUMENTS(?!{_NAME_CHARACTER})")
+_MENTION = re.compile(rf"\$ARGUMENTS(?!{_NAME_CHARACTER})")
 _ENDS_NAME = re.compile(rf"(?!{_NAME_CHARACTER})")
 
 # A word is what stands between blanks and the bars of a table. Around the placeholder it may have brackets, emphasis,
@@ -99,7 +99,7 @@ def substitute(
         given[f"${number}"] = given[f"$ARGUMENTS[{number}]"] = value
     given["$ARGUMENTS"] = raw
     otherwise = dict.fromkeys(names, "") | {"${CLAUDE_SKILL_DIR}": skill_dir, "${SKILL_DIR}": skill_dir}
-    everywhere = bool(declared) or bool(hint and not hint.isspace()) or _MENTION.search(body) is not None
+    everywhere = bool(declared) or bool(hint and not hint.isspace()) or _mentions_all(body)
     words = frozenset() if everywhere else _words_of_their_own(body)
 
     pieces: list[str] = []
@@ -124,6 +124,11 @@ def substitute(
     pieces.append(body[done:])
     text = "".join(pieces)
     return text if taken else f"{text.rstrip()}\n\nARGUMENTS: {raw}"
+
+
+def _mentions_all(body: str) -> bool:
+    """Whether ``$ARGUMENTS`` stands in `body` unescaped."""
+    return any(not body.endswith("\\", 0, match.start()) for match in _MENTION.finditer(body))
 
 
 def split_arguments(raw: str) -> list[str]:

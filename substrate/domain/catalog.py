@@ -133,7 +133,6 @@ class Resolution:
     outcome: Outcome
     winner: Candidate | None
     rulings: tuple[Ruling, ...]
-    mode: NameMode = NameMode.OPEN
 
 
 class NameModes:
@@ -252,7 +251,7 @@ def _resolve(ref: SkillRef, candidates: Sequence[Candidate], mode: NameMode) -> 
     else:
         states = {ruling.state for ruling in rulings}
         outcome = next((o for state, o in _WITHOUT_WINNER.items() if state in states), Outcome.ABSENT)
-    return Resolution(ref, outcome, winner, tuple(rulings), mode)
+    return Resolution(ref, outcome, winner, tuple(rulings))
 
 
 def _ends_the_search(candidate: Candidate) -> bool:
@@ -272,14 +271,14 @@ def _qualified(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: C
         if ruling.state is not CandidateState.SUPPRESSED_BY_LOCK
     )
     if barred:
-        return Resolution(ref, found.outcome, None, found.rulings, found.mode)
+        return Resolution(ref, found.outcome, None, found.rulings)
     if qualifier.kind is QualifierKind.VERSION:
         return _version(found, ref, qualifier, pinned)
     kind = LayerKind.INLINE if qualifier.kind is QualifierKind.INLINE else LayerKind.BUNDLE
     of_kind = [ruling for ruling in found.rulings if ruling.candidate.kind is kind]
     reached = next((ruling.candidate for ruling in of_kind if ruling.state in _REACHABLE), None)
     missed = Outcome.QUARANTINED if of_kind else Outcome.ABSENT
-    return Resolution(ref, Outcome.RESOLVED if reached else missed, reached, found.rulings, found.mode)
+    return Resolution(ref, Outcome.RESOLVED if reached else missed, reached, found.rulings)
 
 
 def _version(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Candidate | None) -> Resolution:
@@ -287,14 +286,14 @@ def _version(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Can
     own = next((ruling for ruling in found.rulings if ruling.candidate.kind is LayerKind.TENANT), None)
     if own is None or own.state not in _REACHABLE:
         outcome = _WITHOUT_WINNER[own.state] if own else Outcome.ABSENT
-        return Resolution(ref, outcome, None, found.rulings, found.mode)
+        return Resolution(ref, outcome, None, found.rulings)
     if own.candidate.version == qualifier.version:
-        return Resolution(ref, Outcome.RESOLVED, own.candidate, found.rulings, found.mode)
+        return Resolution(ref, Outcome.RESOLVED, own.candidate, found.rulings)
     if pinned is None:
-        return Resolution(ref, Outcome.ABSENT, None, found.rulings, found.mode)
+        return Resolution(ref, Outcome.ABSENT, None, found.rulings)
     if pinned.standing is not Standing.ACTIVE:
         state = _PASSED_OVER[pinned.standing]
         rulings = (*found.rulings, Ruling(pinned, state))
-        return Resolution(ref, _WITHOUT_WINNER[state], None, rulings, found.mode)
+        return Resolution(ref, _WITHOUT_WINNER[state], None, rulings)
     rulings = (*found.rulings, Ruling(pinned, CandidateState.SHADOWED))
-    return Resolution(ref, Outcome.RESOLVED, pinned, rulings, found.mode)
+    return Resolution(ref, Outcome.RESOLVED, pinned, rulings)

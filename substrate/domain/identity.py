@@ -7,7 +7,7 @@ constant time.
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
@@ -76,7 +76,7 @@ class Bearer:
 
     tenant: TenantId
     key_id: KeyId
-    secret: str
+    secret: str = field(repr=False)
 
 
 def secret_sha256(secret: str) -> bytes:
@@ -105,7 +105,8 @@ def parse_bearer(text: str) -> Bearer:
 
 def authenticate(bearer: Bearer, key: Key | None, now: datetime) -> Principal:
     """Return the principal that `bearer` proves against the stored `key`; raise Unauthenticated otherwise."""
-    if key is None or not key.admits(bearer.secret, now):
+    same = key is not None and (key.tenant, key.key_id) == (bearer.tenant, bearer.key_id)
+    if key is None or not same or not key.admits(bearer.secret, now):
         raise Unauthenticated(_REFUSED)
     return Principal(key.tenant, key.key_id, key.role, key.agent)
 

@@ -26,7 +26,8 @@ its entries is therefore matched entry by entry, and so is one whose automaton o
 entry that matches everything shows that, since RE2 then reports no match at all, which must never pass for an answer.
 """
 
-import re
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -40,8 +41,8 @@ MAX_ENTRIES = 200
 MAX_PATTERN_LENGTH = 256
 
 _SHOWN = 80
-_FREE_STARS = 2
-_MAX_OVERLAPPING_STARS = 32
+_FREE_WILDCARDS = 2
+_MAX_OVERLAPS = 32
 _CANARY = "/.*"
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
@@ -123,16 +124,16 @@ def pattern_problem(text: str) -> str | None:
         return "a pattern cannot begin with a sign"
     for segment in text.split("/"):
         if not segment:
-            return "has an empty segment"
+            return "it has an empty segment"
         if segment != "**" and "**" in segment:
             return "** must stand alone as a segment"
         if any("A" <= c <= "Z" for c in segment):
-            return "has upper case letters; names are lower case"
+            return "it has upper case letters; names are lower case"
         odd = next((c for c in segment if c not in _PATTERN_CHARACTERS), None)
         if odd is not None:
-            return f"has the character {odd!a}; use a-z, 0-9, -, *, ? and /"
+            return f"it has the character {odd!a}; use a-z, 0-9, -, *, ? and /"
         if segment.startswith("-") or segment.endswith("-"):
-            return "has a segment that begins or ends with -"
+            return "it has a segment that begins or ends with -"
     return None
 
 
@@ -149,22 +150,32 @@ def parse_query_pattern(text: str, field: str = "pattern") -> Pattern | None:
     """
     if not text:
         return None
-    problem = pattern_problem(text) if len(text) <= MAX_PATTERN_LENGTH else f"is longer than {MAX_PATTERN_LENGTH}"
+    problem = (
+        pattern_problem(text)
+        if len(text) <= MAX_PATTERN_LENGTH
+        else f"it is longer than {MAX_PATTERN_LENGTH} characters"
+    )
     if problem:
-        raise InvalidArgument(field, f"The pattern {problem}; write it like doc/* and without a sign.")
+        raise InvalidArgument(field, f"The pattern is refused: {problem}. Write it like doc/*, without a sign.")
     return parse_pattern(text)
 
 
 def _entry_problem(text: str) -> str | None:
     if not text:
-        return "is empty"
+        return "it is empty"
     if text.isspace():
-        return "is blank"
+        return "it is blank"
     if len(text) > MAX_PATTERN_LENGTH:
-        return f"is too long: {len(text)} characters, at most {MAX_PATTERN_LENGTH} are allowed"
+        return f"it is too long: {len(text)} characters, at most {MAX_PATTERN_LENGTH} are allowed"
     if text in ("+", "-"):
-        return "has no pattern after the sign"
+        return "it has no pattern after the sign"
     return pattern_problem(text[1:] if text[0] in "+-" else text)
+
+
+def _overlaps(pattern: Pattern) -> int:
+    """Return how much a pattern adds to the ways in which a name can be on its way through a set."""
+    runs = pattern.text.count("*") + pattern.text.count("#")
+    return max(0, runs + pattern.text.count("?") - _FREE_WILDCARDS) if runs else 0
 
 
 class PatternSet:
@@ -176,15 +187,15 @@ class PatternSet:
         self._patterns = patterns
         self._each: list[re2._Regexp] | None = None
         self._set: re2.Set | None = None
-        if (
-            sum(max(0, pattern.text.count("*") + pattern.text.count("#") - _FREE_STARS) for pattern in patterns)
-            <= _MAX_OVERLAPPING_STARS
-        ):
+        if sum(_overlaps(pattern) for pattern in patterns) <= _MAX_OVERLAPS:
             self._set = re2.Set.FullMatchSet(_OPTIONS)
             for pattern in patterns:
                 self._set.Add(pattern.regex)
             self._set.Add(_CANARY)
-            self._set.Compile()
+            try:
+                self._set.Compile()
+            except re2.error:
+                self._set = None  # The patterns are too long together for one automaton.
 
     def matching(self, name: SkillName) -> list[int]:
         """Return the indices of the patterns that match `name`."""
@@ -214,11 +225,12 @@ class PatternSet:
 class Allowlist:
     """An ordered list of allow and deny entries; immutable. Make one with `parse`."""
 
-    __slots__ = ("_covering", "_set", "entries")
+    __slots__ = ("_covering", "_set", "_sha256", "entries")
 
     def __init__(self, entries: tuple[Entry, ...]) -> None:
         self.entries = entries
         self._set: PatternSet | None = None
+        self._sha256 = ""
         self._covering: dict[int, frozenset[int]] = {}
 
     @classmethod
@@ -235,7 +247,7 @@ class Allowlist:
             problem = _entry_problem(text)
             if problem:
                 shown = ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
-                violations.append(Violation(f"{field}[{index}]", f"The allowlist entry {shown} {problem}."))
+                violations.append(Violation(f"{field}[{index}]", f"The allowlist entry {shown} is refused: {problem}."))
             else:
                 bare = text[1:] if text[0] in "+-" else text
                 parsed.append(Entry(text, text.startswith("-"), parse_pattern(bare)))
@@ -285,15 +297,30 @@ class Allowlist:
     def warnings(self) -> tuple[AllowlistWarning, ...]:
         """Entries that never decide any name, and later denies that look as if they closed an earlier allow."""
         found = []
-        for index, entry in enumerate(self.entries):
-            message = self._dead(index) or self._does_not_reach_back(index)
+        letters = [_letters(entry) for entry in self.entries]
+        dead: set[int] = set()
+        for index in range(len(self.entries)):
+            message = self._dead(index)
             if message:
-                found.append(AllowlistWarning(index, entry.text, message))
-        return tuple(found)
+                dead.add(index)
+                found.append(AllowlistWarning(index, self.entries[index].text, message))
+        for index in range(len(self.entries)):
+            message = None if index in dead else self._does_not_reach_back(index, letters, dead)
+            if message:
+                found.append(AllowlistWarning(index, self.entries[index].text, message))
+        return tuple(sorted(found, key=lambda warning: warning.index))
 
     def texts(self) -> list[str]:
         """Return the entries as they were written, in order."""
         return [entry.text for entry in self.entries]
+
+    @property
+    def sha256(self) -> str:
+        """The digest, in hex, of the entries in order."""
+        if not self._sha256:
+            text = json.dumps(self.texts(), separators=(",", ":"), ensure_ascii=False)
+            self._sha256 = hashlib.sha256(text.encode()).hexdigest()
+        return self._sha256
 
     def _patterns(self) -> PatternSet:
         # An allowlist may be kept for thousands of idle tenants, so it is compiled when it is first asked.
@@ -335,13 +362,13 @@ class Allowlist:
         covering = [index for index in self._covered_by(deny) if index < deny]
         return any(index < allow or (index > allow and self._excepts(index, allow)) for index in covering)
 
-    def _does_not_reach_back(self, index: int) -> str | None:
-        """Say when a broader deny, alike but for its wildcards, leaves an earlier allow standing."""
+    def _does_not_reach_back(self, index: int, letters: Sequence[str], dead: set[int]) -> str | None:
+        """Say when a broader deny, alike but for its wildcards, leaves an earlier allow that decides standing."""
         if not self.entries[index].denies:
             return None
         for allow in range(index):
-            alike = _letters(self.entries[allow]) == _letters(self.entries[index])
-            if alike and not self.entries[allow].denies and self.strictly_broader(index, allow):
+            stands = not self.entries[allow].denies and allow not in dead and letters[allow] == letters[index]
+            if stands and self.strictly_broader(index, allow):
                 return (
                     f"does not deny what entry {allow} '{self.entries[allow].text}' allows, since it is broader; "
                     "put it before that entry if it should"
@@ -349,7 +376,7 @@ class Allowlist:
         return None
 
 
-def _letters(entry: Entry) -> list[str]:
+def _letters(entry: Entry) -> str:
     """Return what an entry's pattern says when its wildcards are struck out."""
-    struck = (re.sub(r"[*?]", "", segment) for segment in entry.pattern.segments)
-    return [segment for segment in struck if segment]
+    struck = (segment.replace("*", "").replace("?", "") for segment in entry.pattern.segments)
+    return "/".join(segment for segment in struck if segment)

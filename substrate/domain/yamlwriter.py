@@ -8,7 +8,7 @@ from substrate.domain.plainyaml import Plain
 
 _PLAIN_START = re.compile(r"[\w/(<$]")
 _NEVER_PLAIN = re.compile(rf":[ ]|[ ]#|[:\s]\Z|[\n\t\ufeff]|{LINE_BREAKERS.pattern}|{UNPRINTABLE.pattern}")
-_FLOW_INDICATOR = re.compile(r"[,\[\]{}]")
+_FLOW_INDICATOR = re.compile(r"[,\[\]{}:?]")
 _BLOCK_TEXT = re.compile(r"[^\s].*\n(?s:.*)[^\s]")
 _NEVER_BLOCK = re.compile(rf"\t|\ufeff|{LINE_BREAKERS.pattern}|{UNPRINTABLE.pattern}")
 _ESCAPED = re.compile(rf'[\\"\n\t\ufeff]|{LINE_BREAKERS.pattern}|{UNPRINTABLE.pattern}')

@@ -44,3 +44,7 @@ def test_data_is_written_as_a_person_would() -> None:
         'version: 1.10\nnote: "two: parts"\nstory: |-\n  one\n\n  two\ntags: [a, "b, c"]\n'
         "people:\n  - name: x\n    age: 1\n  - - y\n    - [z]\n"
     )
+
+
+def test_a_colon_before_an_indicator_is_quoted_inside_brackets() -> None:
+    assert load(dump({"a": ["0:?", "0:,", "b:c"]})).data == {"a": ["0:?", "0:,", "b:c"]}
