@@ -14,8 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from substrate.store import embedded
-from substrate.store.embedded import DATABASE, OWNER, EmbeddedPostgres, EmbeddedPostgresError
+from substrate.store import embedded_files
+from substrate.store.embedded import DATABASE, EmbeddedPostgres
+from substrate.store.embedded_files import OWNER, EmbeddedPostgresError
 
 ROOT = os.geteuid() == 0
 REPOSITORY = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def open_folder() -> Iterator[Path]:
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with open_folder() as folder:
-        monkeypatch.setattr(embedded, "STATE_DIR", folder / "state")
+        monkeypatch.setattr(embedded_files, "STATE_DIR", folder / "state")
         yield folder
 
 
