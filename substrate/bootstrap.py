@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -21,14 +22,17 @@ from pathlib import Path
 import structlog
 
 from substrate import logs
+from substrate.domain.agents import Agent
 from substrate.domain.audit import event_id
-from substrate.domain.errors import InvalidConfig
+from substrate.domain.catalog import Candidate
+from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools
+from substrate.domain.errors import InvalidConfig, SubstrateError
 from substrate.domain.identity import Role, authenticate
 from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
 from substrate.rpc.metrics import Metrics
-from substrate.rpc.server import Listener, Server, Servicers
+from substrate.rpc.server import Listener, Server, Servicers, UnsafeListenerError
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
@@ -43,16 +47,20 @@ from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Skills
 from substrate.services.snapshots import Snapshots
 from substrate.services.tenants import Tenants, issue_first_key
-from substrate.settings import Settings
+from substrate.settings import Settings, default_data_dir
 from substrate.sources.bundles import SourceProblem
 from substrate.sources.static import StaticState, load_static
 from substrate.sources.tenant import TenantSource
 from substrate.store import migrate as migrations
 from substrate.store.audit import ChainWriter
 from substrate.store.embedded import EmbeddedPostgres
-from substrate.store.session import Database, check_roles
+from substrate.store.embedded_files import EmbeddedPostgresError
+from substrate.store.session import Database, UnsafeRolesError, check_roles
 
 DEFAULT_TENANT = TenantId("default")
+
+START_ERRORS = (SubstrateError, EmbeddedPostgresError, UnsafeRolesError, UnsafeListenerError, OSError)
+"""Why a start fails for a reason that the person who started it can act on."""
 
 _log = structlog.get_logger("substrate")
 
@@ -91,7 +99,11 @@ def assemble(settings: Settings, url: str, static: StaticState) -> App:
     clock = SystemClock()
     metrics = Metrics()
     database = Database(url)
-    check_roles(database)
+    try:
+        check_roles(database)
+    except BaseException:
+        database.close()
+        raise
     source = TenantSource(database)
     snapshots = Snapshots(source, static)
     writer = AuditWriter(ChainWriter(url), metrics.lost)
@@ -131,27 +143,29 @@ def assemble(settings: Settings, url: str, static: StaticState) -> App:
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; reload bundles and config on SIGHUP. Return the exit code.
 
-    Raises InvalidConfig, EmbeddedPostgresError, StoreUnavailable, UnsafeRolesError, UnsafeListenerError or OSError when
-    the start fails; nothing is left running then.
+    Raises one of START_ERRORS when the start fails; nothing is left running then.
     """
     logs.configure(settings.log_level, settings.log_format)
+    listener = _listener(settings)
     static = load_static(settings.config)
     _report(static)
     if settings.database_url is not None:
-        return _serve_on(settings, settings.database_url, static, None)
+        return _serve_on(settings, listener, settings.database_url, static, None)
     with EmbeddedPostgres(settings.data_dir, user=settings.postgres_user) as postgres:
         migrations.migrate(postgres.owner_url)
         url = postgres.url(migrations.LOGIN_ROLE, "substrate")
-        return _serve_on(settings, url, static, postgres)
+        return _serve_on(settings, listener, url, static, postgres)
 
 
-def _serve_on(settings: Settings, url: str, static: StaticState, postgres: EmbeddedPostgres | None) -> int:
+def _serve_on(
+    settings: Settings, listener: Listener, url: str, static: StaticState, postgres: EmbeddedPostgres | None
+) -> int:
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: signals.put(received))
     app = assemble(settings, url, static)
     try:
-        port = app.server.start(_listener(settings))
+        port = app.server.start(listener)
         address = f"{settings.listen.rpartition(':')[0]}:{port}"
         if settings.metrics_port is not None:
             app.metrics.serve(settings.metrics_port)
@@ -259,19 +273,25 @@ def _report(static: StaticState) -> None:
 def _write_first_keys(database: Database, data_dir: Path, address: str) -> Path:
     """Make the first tenant and keys of a new embedded database, or refresh the address beside those made before."""
     path = data_dir / "keys.json"
-    if path.exists():
+    try:
         known = json.loads(path.read_text())
-    else:
-        clock = SystemClock()
-        keys = {"operator": issue_first_key(database, clock, PLATFORM_TENANT, Role.OPERATOR, "first")}
-        for role in (Role.AUTHOR, Role.RUNTIME):
-            keys[role.value] = issue_first_key(database, clock, DEFAULT_TENANT, role, "first")
+    except FileNotFoundError:
+        owners = {Role.OPERATOR: PLATFORM_TENANT, Role.AUTHOR: DEFAULT_TENANT, Role.RUNTIME: DEFAULT_TENANT}
+        # Keys are replaced where the file is gone, or where the server was killed before it had written the file.
+        keys = {
+            role.value: issue_first_key(database, SystemClock(), owner, role, "first", replace=True)
+            for role, owner in owners.items()
+        }
         known = {"tenant": DEFAULT_TENANT, "keys": keys}
+    except ValueError:
+        raise InvalidConfig(summary=f"{path} is damaged; remove it, and the start makes new keys.") from None
     known["address"] = address
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump(known, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
     fresh.replace(path)
     return path
 
@@ -290,17 +310,35 @@ def _watch(postgres: EmbeddedPostgres, signals: "queue.SimpleQueue[int]") -> Non
 
 
 def _greeting(settings: Settings, address: str, static: StaticState, keys_file: Path | None) -> str:
-    program = sys.argv[0] if Path(sys.argv[0]).name == "substrate" else "substrate"
     skills, agents, bundles = len(static.catalog.resolutions), len(static.agents), len(static.bundles)
     lines = [f"Serving on {address}: {skills} skills, {agents} agents, {bundles} bundles."]
-    if keys_file is None:
-        return lines[0]
-    data_dir = "" if settings.data_dir == Settings().data_dir else f" --data-dir {settings.data_dir}"
-    lines += [
-        f"Tenant '{DEFAULT_TENANT}'; its keys, and the operator's, are in {keys_file}, where the commands find them.",
-        "In another shell:",
-        f"  {program} skill list --agent doc-manager{data_dir}",
-        f"  {program} skill invoke doc/chunk-review --agent doc-manager{data_dir}",
-        f"  {program} audit explain doc/chunk-review --agent doc-manager{data_dir}",
-    ]
+    if keys_file is not None:
+        keys = f"Tenant '{DEFAULT_TENANT}'; its keys, and the operator's, are in {keys_file}, where commands find them."
+        lines += [keys, *_commands_to_try(settings, static)]
     return "\n".join(lines)
+
+
+def _commands_to_try(settings: Settings, static: StaticState) -> list[str]:
+    usable = (
+        (agent.name, name)
+        for agent in static.agents.values()
+        for name, resolution in static.catalog.resolutions.items()
+        if agent.allowlist.decide(name).allowed and resolution.winner and _usable(agent, resolution.winner)
+    )
+    agent_and_skill = next(usable, None)
+    if agent_and_skill is None:
+        return []
+    agent, skill = agent_and_skill
+    program = [sys.argv[0]] if Path(sys.argv[0]).name == "substrate" else [sys.executable, "-m", "substrate"]
+    options = ["--agent", agent]
+    if settings.data_dir != default_data_dir():
+        options += ["--data-dir", str(settings.data_dir.absolute())]
+    if settings.tls_certificate is not None:
+        options += ["--root-certificates", str(settings.tls_certificate.absolute())]
+    commands = (["skill", "list"], ["skill", "invoke", skill], ["audit", "explain", skill])
+    return ["In another shell:", *(f"  {shlex.join([*program, *command, *options])}" for command in commands)]
+
+
+def _usable(agent: Agent, skill: Candidate) -> bool:
+    """Whether a model that runs as `agent` may invoke the skill, whatever it works on."""
+    return (barrier_of_tools(agent, skill) or barrier_of_caller(skill, CallerKind.MODEL, ())) is None

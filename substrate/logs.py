@@ -1,5 +1,6 @@
 """Log lines: JSON for machines, colours for a terminal, always on standard error."""
 
+import json
 import logging
 import sys
 from typing import Any
@@ -13,17 +14,30 @@ def configure(level: str, style: str) -> None:
     """Set up structlog for this process; `style` is auto, json or console."""
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks come without local variables: those hold keys, arguments and bodies.
     if console:
-        ends: list[Any] = [structlog.dev.ConsoleRenderer()]
+        plain = structlog.dev.plain_traceback
+        ends: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     else:
-        ends = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        # The encoder is made once; given the same options, `json.dumps` would make one for every line.
+        encode = json.JSONEncoder(default=str).encode
+        ends = [
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(serializer=lambda line, **_: encode(line)),
+        ]
     structlog.configure(
         processors=[*shared, *ends],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # Libraries speak through `logging`; what they warn of gets the form of our own lines.
+    handler = logging.StreamHandler(sys.stderr)
+    without_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[without_meta, *ends])
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

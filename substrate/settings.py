@@ -10,8 +10,12 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+CLIENT_SETTINGS = ("address", "key")
+"""The settings that commands read which call a server; all others are the server's."""
 
-def _data_dir() -> Path:
+
+def default_data_dir() -> Path:
+    """Return where a server with its own database keeps its data when it is not told."""
     if os.geteuid() == 0:
         return Path("/var/lib/skill-substrate")
     state = os.environ.get("XDG_STATE_HOME", "")
@@ -23,18 +27,26 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SUBSTRATE_", extra="forbid", frozen=True)
 
-    listen: Annotated[str, Field(description="Address and port to serve on; port 0 takes a free one.")] = (
-        "127.0.0.1:50051"
-    )
+    listen: Annotated[
+        str, Field(pattern=r"^.+:[0-9]{1,5}$", description="HOST:PORT to serve on; port 0 takes a free one.")
+    ] = "127.0.0.1:50051"
     insecure: Annotated[bool, Field(description="Serve without TLS on an address that others can reach.")] = False
     tls_certificate: Annotated[Path | None, Field(description="PEM file of the server's certificate chain.")] = None
     tls_key: Annotated[Path | None, Field(description="PEM file of the certificate's private key.")] = None
     database_url: Annotated[
-        str | None, Field(description="URL of the database, as the login role; without it PostgreSQL is embedded.")
+        str | None,
+        Field(
+            pattern=r"^postgres(ql)?://",
+            description="URL of the PostgreSQL to use, as the login role; without it the server starts its own.",
+        ),
     ] = None
-    data_dir: Annotated[Path, Field(description="Folder of the embedded database and the first keys.")] = Field(
-        default_factory=_data_dir
-    )
+    data_dir: Annotated[
+        Path,
+        Field(
+            description="Folder of the embedded database and the first keys, keys.json; else /var/lib/skill-substrate "
+            "for root, and skill-substrate in the account's state folder for others."
+        ),
+    ] = Field(default_factory=default_data_dir)
     postgres_user: Annotated[
         str | None, Field(description="Unprivileged account that runs embedded PostgreSQL when started as root.")
     ] = None

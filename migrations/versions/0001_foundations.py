@@ -61,7 +61,7 @@ CREATE TABLE skill_def_versions (
     CONSTRAINT skill_def_versions_skill_defs_fkey FOREIGN KEY (tenant_id, name) REFERENCES skill_defs (tenant_id, name)
 );
 COMMENT ON TABLE skill_def_versions IS
-    'Immutable versions 1, 2, 3 … of each SkillDef; only the first promotion is written later.';
+    'Immutable versions 1, 2, 3 … of each SkillDef; only their latest promotion is written later.';
 
 CREATE TABLE disabled_names (
     tenant_id text NOT NULL,

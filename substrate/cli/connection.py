@@ -126,8 +126,8 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Turn errors that are meant for people into refusals."""
+def refusals(*others: type[Exception]) -> Iterator[None]:
+    """Turn errors that are meant for people, `others` among them, into refusals."""
     try:
         yield
     except CallFailed as error:
@@ -136,6 +136,8 @@ def refusals() -> Iterator[None]:
     except SubstrateError as error:
         violations = [(violation.field, violation.description) for violation in error.violations]
         raise output.Refusal(error.message, error.metadata.items(), violations) from None
+    except others as error:
+        raise output.Refusal(str(error)) from None
 
 
 def _role(method: str, fields: dict[str, object]) -> str:

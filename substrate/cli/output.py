@@ -25,15 +25,16 @@ class Refusal(click.ClickException):
     """
 
     def __init__(
-        self, message: str, facts: Iterable[tuple[str, str]] = (), violations: Iterable[tuple[str, str]] = ()
+        self, message: str, facts: Iterable[tuple[str, str]] = (), violations: Sequence[tuple[str, str]] = ()
     ) -> None:
-        problems = list(violations)
-        if len(problems) > 1 and message == " ".join(description for _, description in problems):
+        placed = [f"{field}: {description}" for field, description in violations]
+        described = " ".join(description for _, description in violations)
+        if placed and message in ("\n".join(placed), described):
             # The lines below say the same, and are easier to read.
-            message = f"The input has {len(problems)} problems."
+            message = f"The input has {len(placed)} problems." if len(placed) > 1 else described
         super().__init__(message)
         self._lines = [f"{label}: {value}" for label, value in facts if value]
-        self._lines += [f"- {field}: {description}" for field, description in problems]
+        self._lines += [f"- {problem}" for problem in placed]
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the message and its lines on stderr, or to `file`."""

@@ -4,28 +4,40 @@ Each imports the server when it runs: loading it takes longer than most commands
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import click
 
 from substrate.cli import output
 from substrate.cli.connection import load_settings, refusals
 from substrate.cli.parameters import TextFile
+from substrate.settings import CLIENT_SETTINGS, Settings
 
 _config = click.option("--config", type=click.Path(path_type=Path), help="The configuration file, substrate.yaml.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 
+def _server_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for every setting of a server; the settings themselves check the values."""
+    for name, setting in reversed(Settings.model_fields.items()):
+        if name not in CLIENT_SETTINGS:
+            choices = get_args(setting.annotation) if get_origin(setting.annotation) is Literal else ()
+            default = setting.default if isinstance(setting.default, str | int | float) else ""
+            option = click.option(
+                f"--{name.replace('_', '-')}",
+                is_flag=setting.annotation is bool,
+                default=None,
+                metavar="|".join(choices) or name.rpartition("_")[2].upper(),
+                help=f"{setting.description}  [default: {default}]" if default else setting.description,
+            )
+            command = option(command)
+    return command
+
+
 @click.command()
-@_config
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen; else 127.0.0.1:50051.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="Where to keep the database and keys.json.")
-@click.option("--database-url", metavar="URL", help="The PostgreSQL to use; without one the server starts its own.")
-@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without TLS.")
-@click.option("--threads", type=int, help="How many calls to work on at once.")
-@click.option("--audit-mode", metavar="MODE", help="strict (answer when recorded) or best_effort.")
-@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-@click.option("--log-format", metavar="FORMAT", help="json or console.")
+@_server_settings
 def serve(**overrides: object) -> None:
     """Run the server until it is told to stop.
 
@@ -34,7 +46,7 @@ def serve(**overrides: object) -> None:
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
     settings = load_settings(**overrides)
-    with refusals():
+    with refusals(*bootstrap.START_ERRORS):
         sys.exit(bootstrap.serve(settings))
 
 
@@ -77,6 +89,8 @@ def check(bundles: tuple[Path, ...], config: Path | None, *, as_json: bool) -> N
     """
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
+    if bundles and config:
+        raise click.UsageError("Give folders of bundles or --config, not both.")
     with refusals():
         report = bootstrap.check(None if bundles else load_settings(config=config).config, bundles)
     rows = [("refused", place, message) for place, message in report.refused]

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from substrate.domain.errors import InvalidArgument, TooLarge
 
-MAX_ARGUMENTS_LENGTH = 64 * 1024
+MAX_ARGUMENTS_LENGTH = 128 * 1024
 """Characters that a caller may pass to a skill."""
 
 MAX_SUBSTITUTED_LENGTH = 1024 * 1024

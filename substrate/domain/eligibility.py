@@ -17,6 +17,7 @@ from substrate.domain.errors import (
     SkillQuarantined,
     SubstrateError,
     ToolsExceedAgent,
+    VersionNotFound,
 )
 from substrate.domain.names import SkillName, SkillRef
 from substrate.domain.paths import eligible
@@ -61,6 +62,10 @@ def unresolved(resolution: Resolution) -> SubstrateError:
             f"The skill '{ref}' is quarantined: what decides it is invalid. Its author or operator must repair it.",
             name=ref.name,
         )
+    asked = ref.qualifier.version if ref.qualifier else None
+    if asked is not None and resolution.outcome is not Outcome.DISABLED:
+        message = f"There is no version {asked} of '{ref.name}' to reach."
+        return VersionNotFound(message, name=ref.name, version=str(asked))
     return SkillNotFound(f"There is no skill '{ref}'.", name=ref.name)
 
 

@@ -3,6 +3,7 @@
 import mimetypes
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,6 +14,7 @@ from substrate.domain.catalog import Candidate, CandidateState, LayerKind, NameM
 from substrate.domain.eligibility import CallerKind
 from substrate.domain.errors import InvalidArgument
 from substrate.domain.explain import why
+from substrate.domain.tokens import CatalogToken
 from substrate.services.call import Call
 from substrate.services.run import Run
 
@@ -47,12 +49,14 @@ def run(request: RunRequest, caller_kind: int = pb.CALLER_KIND_MODEL) -> Run:
 
 def state(call: Call) -> pb.CatalogState | None:
     """Return which catalog the call was answered from."""
-    if call.catalog is None:
-        return None
+    return None if call.catalog is None else _state(call.catalog)
+
+
+@lru_cache(maxsize=1024)
+def _state(token: CatalogToken) -> pb.CatalogState:
+    """Return the message that says the same as `token`; most calls in a row have the same."""
     return pb.CatalogState(
-        catalog_token=str(call.catalog),
-        catalog_revision=call.catalog.revision,
-        static_digest=call.catalog.static_digest,
+        catalog_token=str(token), catalog_revision=token.revision, static_digest=token.static_digest
     )
 
 

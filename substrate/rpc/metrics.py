@@ -20,6 +20,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        # Looking a label's child up takes as long as counting does, and there are few.
+        self._known: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self._lost = Counter(
             "substrate_audit_lost_events",
             "Audit events dropped of calls answered without them.",
@@ -29,8 +31,13 @@ class Metrics:
 
     def finished(self, call: Finished) -> None:
         """Count a finished call."""
-        self._calls.labels(call.method, call.code).inc()
-        self._seconds.labels(call.method).observe(call.seconds)
+        key = (call.method, call.code)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (self._calls.labels(*key), self._seconds.labels(call.method))
+        calls, seconds = known
+        calls.inc()
+        seconds.observe(call.seconds)
 
     def lost(self, events: int) -> None:
         """Count audit events that were dropped."""
@@ -41,5 +48,8 @@ class Metrics:
         self._skills.set(count)
 
     def serve(self, port: int) -> None:
-        """Serve the metrics over HTTP on loopback."""
-        start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        """Serve the metrics over HTTP on loopback; raise OSError when the port cannot be had."""
+        try:
+            start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        except OSError as error:
+            raise OSError(f"The metrics cannot be served on port {port}: {error.strerror}.") from error

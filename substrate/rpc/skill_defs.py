@@ -4,7 +4,7 @@ from grpc import ServicerContext
 
 from substrate.api.v1 import skill_defs_pb2 as pb
 from substrate.api.v1.skill_defs_pb2_grpc import SkillDefServiceServicer
-from substrate.domain.catalog import CandidateState
+from substrate.domain.catalog import CandidateState, LayerKind
 from substrate.domain.skillheader import header_from_plain
 from substrate.domain.skillmd import to_skill_md
 from substrate.rpc import convert
@@ -32,7 +32,8 @@ class SkillDefServicer(SkillDefServiceServicer):
             promote=request.promote if request.HasField("promote") else True,
             positional_base=request.positional_base,
         )
-        listed = zip(made.resolution.rulings, convert.candidates(made.resolution), strict=True)
+        ours = made.resolution.winner is not None and made.resolution.winner.kind is LayerKind.TENANT
+        listed = zip(made.resolution.rulings, convert.candidates(made.resolution), strict=True) if ours else ()
         return pb.CreateSkillDefResponse(
             skill_def=_own(made),
             version=_version(made.version, with_source=False),

@@ -15,8 +15,8 @@ from substrate.services.trace import Trace
 def require_role(trace: Trace, *roles: Role) -> None:
     """Raise RoleRequired unless the caller's key has one of `roles`."""
     if trace.principal.role not in roles:
-        wanted = " or ".join(role.value for role in roles)
-        raise RoleRequired(f"This call needs a key of role {wanted}.", roles=wanted)
+        wanted = [role.value for role in roles]
+        raise RoleRequired(f"This call needs a key of role {' or '.join(wanted)}.", roles=",".join(wanted))
 
 
 def acting_agent(trace: Trace, named: str) -> Agent | None:

@@ -1,5 +1,6 @@
 """Agents: tenants define their own, everybody sees those of all layers, and allowlists can be tried out."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,14 @@ from dataclasses import dataclass, replace
 from substrate.domain.agents import SCOPES_REFUSED, Agent, parse_agent
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
 from substrate.domain.catalog import LayerKind
-from substrate.domain.errors import EtagMismatch, InvalidAgent, InvalidArgument, RoleRequired, Violation
+from substrate.domain.errors import (
+    EtagMismatch,
+    InvalidAgent,
+    InvalidAllowlist,
+    InvalidArgument,
+    RoleRequired,
+    Violation,
+)
 from substrate.domain.identity import Role
 from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_skill_name
 from substrate.domain.skillmatch import Allowlist
@@ -47,8 +55,11 @@ class TestedAllowlist:
 
 
 def etag_of(agent: Agent) -> str:
-    """Return what changes whenever the agent does."""
-    return f"{agent.content_sha256[:16]}-{agent.allowlist_sha256[:16]}"
+    """Return what changes whenever a tenant's agent does; empty for agents of other layers, which nobody can change."""
+    if agent.kind is not LayerKind.TENANT:
+        return ""
+    whole = [agent.description, agent.tools, agent.allowlist.texts(), agent.definition_json]
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
 
 
 class Agents:
@@ -67,7 +78,7 @@ class Agents:
             if etag:
                 known = trace.snapshot.state.agents.get(agent.name)
                 if known is None or etag_of(known) != etag:
-                    raise EtagMismatch(f"The agent '{agent.name}' has changed since it was read.", agent=agent.name)
+                    raise EtagMismatch(f"The agent '{agent.name}' has changed since it was read.", name=agent.name)
 
         def apply(trace: Trace, connection: Transaction, revision: int) -> Agent:
             agent = replace(read_draft(draft), origin=f"tenant:r{revision}")
@@ -90,7 +101,7 @@ class Agents:
 
         def judge(trace: Trace) -> Agent:
             require_role(trace, Role.AUTHOR, Role.RUNTIME)
-            wanted = parse_agent_name(name, "name")
+            wanted = parse_agent_name(name or trace.principal.agent or "", "name")
             trace.agent_name = wanted
             _only_own(trace, wanted)
             return trace.snapshot.agent(wanted)
@@ -149,8 +160,11 @@ def read_draft(draft: AgentDraft) -> Agent:
     try:
         agent = parse_agent(draft.name, data, LayerKind.TENANT, "tenant")
     except InvalidAgent as error:
-        violations.extend(Violation(f"agent.{v.field}", v.description) for v in error.violations)
-        raise InvalidAgent(*violations) from None
+        for violation in error.violations:
+            field = "definition_json" if violation.field == "definition" else violation.field
+            violations.append(Violation(f"agent.{field}", violation.description))
+        entries_alone = all(violation.field.startswith("agent.skills") for violation in violations)
+        raise (InvalidAllowlist if entries_alone else InvalidAgent)(*violations) from None
     if violations:
         raise InvalidAgent(*violations)
     return agent
@@ -160,7 +174,8 @@ def _require_free_author(trace: Trace) -> None:
     """No agent may define an agent or change an allowlist, its own or another's."""
     require_role(trace, Role.AUTHOR)
     if trace.principal.agent is not None:
-        raise RoleRequired("A key bound to an agent cannot define agents or change allowlists.", roles="author")
+        bound = trace.principal.agent
+        raise RoleRequired(f"This key is bound to the agent '{bound}' and cannot define agents.", agent=bound)
 
 
 def _only_own(trace: Trace, wanted: AgentName) -> None:

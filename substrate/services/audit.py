@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from substrate.domain.audit import EventOutcome, Verb
-from substrate.domain.errors import InvalidArgument, RoleRequired
+from substrate.domain.errors import InvalidArgument, InvalidPageToken, RoleRequired
 from substrate.domain.explain import Explanation, explain
 from substrate.domain.identity import Role
 from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref, parse_tenant_id
@@ -59,6 +59,8 @@ class Audit:
             trace.filter = _described(asked)
             bound = ("QueryAuditEvents", tenant, trace.filter)
             after = read_page_token(token, *bound)
+            if after and not after.isdigit():
+                raise InvalidPageToken("page_token", "The page token was not issued by this server; start again.")
             # Reading a tenant's events takes the same role, and the same policy, whoever asks.
             with self._decisions.database.tenant(tenant, call.deadline) as connection:
                 found = audit.query(

@@ -94,7 +94,8 @@ class AuditWriter:
             ticket.abandoned = True
             if wait < REFUSE_AFTER:
                 raise DeadlineExceeded("The deadline passed before the decision was recorded.")
-            raise AuditUnavailable("The decision could not be recorded in time, so it is not given; try again.")
+            unavailable = AuditUnavailable if required else StoreUnavailable
+            raise unavailable("The decision could not be recorded in time, so it is not given; try again.")
         if call.cancelled:
             raise Cancelled("The caller went away.")
         if ticket.error is not None:

@@ -80,7 +80,7 @@ class SkillDefs:
             if skill_defs.get(connection, tenant, bare) is not None:
                 raise SkillDefExists(f"The tenant has a SkillDef '{bare}' already; fork it to change it.", name=bare)
             now = self._clock.now()
-            actor = trace.principal.actor
+            author = trace.principal.key_id
             skill = parsed[0]
             version = Version(
                 name=bare,
@@ -90,11 +90,11 @@ class SkillDefs:
                 positional_base=positional_base,
                 content_sha256=content_sha256(skill.header, skill.body),
                 created_at=now,
-                created_by=actor,
+                created_by=author,
                 promoted_at=now if promote else None,
-                promoted_by=actor if promote else None,
+                promoted_by=author if promote else None,
             )
-            row = SkillDef(bare, 1 if promote else None, 1, None, revision, now, actor, now)
+            row = SkillDef(bare, 1 if promote else None, 1, None, revision, now, author, now)
             skill_defs.create(connection, tenant, row, version)
             trace.details = {"version": 1, "digest": version.content_sha256, "promoted": promote}
             warnings = tuple(str(problem) for problem in skill.diagnostics)
@@ -160,16 +160,17 @@ class SkillDefs:
             if found is None:
                 raise _no_version(bare, version)
             _check_sound(found)
-            if trace.snapshot.catalog.mode_of(bare) is NameMode.REVIEW and found.created_by == trace.principal.actor:
-                raise _review_required(bare)
-            _check_tools(trace, header_from_plain(found.header), bare)
-            now = self._clock.now()
-            before = row.active_version
-            row = replace(row, active_version=version, revision=revision, updated_at=now)
-            skill_defs.save(connection, tenant, row)
-            skill_defs.mark_promoted(connection, tenant, bare, version, now, trace.principal.actor)
-            found = skill_defs.version(connection, tenant, bare, version)
-            trace.details = {"version": version, "before": before}
+            trace.details = {"version": version, "before": row.active_version}
+            if version != row.active_version:
+                author = trace.principal.key_id
+                if trace.snapshot.catalog.mode_of(bare) is NameMode.REVIEW and found.created_by == author:
+                    raise _review_required(bare)
+                _check_tools(trace, header_from_plain(found.header), bare)
+                now = self._clock.now()
+                row = replace(row, active_version=version, revision=revision, updated_at=now)
+                skill_defs.save(connection, tenant, row)
+                skill_defs.mark_promoted(connection, tenant, bare, version, now, author)
+                found = skill_defs.version(connection, tenant, bare, version)
             return Authored(row, found, self._after(trace, connection, bare))
 
         return self._decisions.change(call, Verb.PROMOTE, check, apply)
@@ -212,8 +213,13 @@ class SkillDefs:
             row = skill_defs.get(connection, tenant, bare)
             if etag and (row is None or row.etag != etag):
                 raise _stale(bare)
+            now = self._clock.now()
+            before = Authored(row, None, trace.snapshot.catalog.resolve(SkillRef(bare)))
+            if row is not None and before.disabled is not disabled:
+                row = replace(row, revision=revision, updated_at=now)
+                skill_defs.save(connection, tenant, row)
             if disabled:
-                tombstone = DisabledName(bare, reason, self._clock.now(), trace.principal.actor)
+                tombstone = DisabledName(bare, reason, now, trace.principal.key_id)
                 skill_defs.disable(connection, tenant, tombstone, revision)
             else:
                 skill_defs.enable(connection, tenant, bare)

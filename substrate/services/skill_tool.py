@@ -27,6 +27,7 @@ from substrate.domain.errors import (
     SubstrateError,
     TooLarge,
     ToolsExceedAgent,
+    VersionNotFound,
 )
 from substrate.domain.rendering import CatalogEntry, file_text, files_text, frame_skill, list_text, refusal_text
 from substrate.services.call import Call
@@ -44,6 +45,7 @@ _KNOWN = frozenset({"op", "pattern", "file", *_NAME_SPELLINGS, *_ARGUMENT_SPELLI
 _ACTIONABLE = (
     SkillNotPermitted,
     SkillNotFound,
+    VersionNotFound,
     SkillFileNotFound,
     SkillQuarantined,
     SkillChanged,

@@ -14,6 +14,7 @@ from substrate.domain.catalog import Candidate, LayerKind, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
 from substrate.domain.names import SkillRef, parse_skill_ref
+from substrate.domain.paths import MAX_PATH_LENGTH
 from substrate.domain.rendering import CatalogEntry, RunNote, run_note
 from substrate.domain.skillmatch import Pattern, PatternSet, Reason, parse_query_pattern
 from substrate.domain.tokens import page_token, read_page_token
@@ -167,6 +168,7 @@ class Skills:
 
         def judge(trace: Trace) -> ReadFile:
             winner, ref = self._admit(trace, run, name)
+            _check_path(path)
             trace.filter = path
             file = next((file for file in winner.files if file.path == path), None)
             if file is None:
@@ -268,6 +270,12 @@ def _suggest(trace: Trace, agent: Agent, ref: SkillRef, error: SkillNotFound) ->
     if close:
         error.metadata = {**error.metadata, "suggestions": ", ".join(close)}
         error.message += f" Did you mean {', '.join(close)}?"
+
+
+def _check_path(path: str) -> None:
+    inside = not path.startswith("/") and ".." not in path.split("/")
+    if not inside or not path.isprintable() or not 0 < len(path) <= MAX_PATH_LENGTH:
+        raise InvalidArgument("path", f"Must be a relative path of 1 to {MAX_PATH_LENGTH} printable characters.")
 
 
 def _is_text(content: bytes) -> bool:

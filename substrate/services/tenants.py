@@ -35,10 +35,13 @@ def new_key(
     return key, bearer_text(tenant, key_id, secret)
 
 
-def issue_first_key(database: Database, clock: Clock, tenant: TenantId, role: Role, label: str) -> str:
+def issue_first_key(
+    database: Database, clock: Clock, tenant: TenantId, role: Role, label: str, *, replace: bool = False
+) -> str:
     """Make a key without a caller, as only the server's own machine can, and return its text.
 
-    Creates the tenant when it does not exist. Raises KeyExists when the platform tenant has a live operator key.
+    Creates the tenant when it does not exist. With `replace`, earlier keys of this role and label are revoked, for
+    their texts are lost; without it, raises KeyExists when the platform tenant has a live operator key.
     """
     now = clock.now()
     with database.operator() as connection:
@@ -46,8 +49,11 @@ def issue_first_key(database: Database, clock: Clock, tenant: TenantId, role: Ro
             tenants.create(connection, tenant, tenant, now)
         tenants.bump(connection, tenant)
         live = [k for k in tenants.keys_of(connection, tenant).values() if k.role is role and k.is_live(now)]
-        if role is Role.OPERATOR and live:
+        if role is Role.OPERATOR and live and not replace:
             raise KeyExists("There is a live operator key already; issue others with it.", tenant=tenant)
+        lost = [k.key_id for k in live if replace and k.label == label]
+        for key_id in lost:
+            tenants.revoke_key(connection, tenant, key_id, now)
         key, text = new_key(tenant, role, now, label=label)
         tenants.add_key(connection, key, FIRST_ACTOR)
         event = AuditEvent(
@@ -58,7 +64,7 @@ def issue_first_key(database: Database, clock: Clock, tenant: TenantId, role: Ro
             verb=Verb.ISSUE_KEY,
             outcome=EventOutcome.ALLOWED,
             actor=FIRST_ACTOR,
-            details={"key_id": key.key_id, "role": role.value, "label": label},
+            details={"key_id": key.key_id, "role": role.value, "label": label, "replaces": lost},
         )
         audit.append(connection, event)
     return text

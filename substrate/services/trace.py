@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import structlog
@@ -84,6 +84,8 @@ class Trace:
 
     def log(self, event: AuditEvent) -> None:
         """Write one `skill.resolved` line at debug level for every name that was resolved."""
+        if not debugging():
+            return
         if self.resolution is not None:
             _log.debug("skill.resolved", **event.fields())
         for name, decision, resolution in self.resolved:
@@ -96,7 +98,7 @@ class Trace:
                 verb=event.verb.value,
                 agent=event.agent,
                 name=name,
-                decision={"allowed": decision.allowed, "reason": decision.reason, "index": decision.index},
+                decision=asdict(decision),
                 candidates=candidates,
                 winner=winner,
                 revision=event.revision,

@@ -7,6 +7,9 @@ from pathlib import Path
 
 MAX_FILE_BYTES = 1024 * 1024
 
+# Without O_NONBLOCK the opening of a named pipe waits for somebody to write to it.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 LINK = "is a symbolic link, which is never followed."
 
 
@@ -26,20 +29,22 @@ def list_folder(folder: str) -> list[os.DirEntry[str]]:
 def read_regular(path: str | Path) -> bytes:
     """Return the bytes of the regular file at `path`; raise Unreadable for anything else, and above MAX_FILE_BYTES."""
     try:
-        with open(path, "rb", opener=_open_no_link) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file = os.open(path, _FLAGS)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
                 raise Unreadable("is not a regular file.")
-            data = file.read(MAX_FILE_BYTES + 1)
+            if found.st_size > MAX_FILE_BYTES:
+                raise Unreadable(f"has more than {MAX_FILE_BYTES:,} bytes.")
+            # Asked for one byte more, so that a file that grows meanwhile is not taken for a whole one.
+            data = os.read(file, found.st_size + 1)
+        finally:
+            os.close(file)
     except OSError as error:
         raise Unreadable(_reason(error)) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise Unreadable(f"has more than {MAX_FILE_BYTES:,} bytes.")
+    if len(data) != found.st_size:
+        raise Unreadable("changed while it was read.")
     return data
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    # Without O_NONBLOCK the opening of a named pipe waits for somebody to write to it.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _reason(error: OSError) -> str:

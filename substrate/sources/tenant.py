@@ -68,9 +68,10 @@ def read_layers(connection: Transaction, tenant: TenantId, name: SkillName | Non
 
 
 def candidate_of(row: SkillDef, active: Version | None) -> Candidate:
-    """Return what a SkillDef says: a draft without an active version, a retired or an active one with it."""
+    """Return what a SkillDef says: a draft as long as no version was promoted, an active one, or a retired one."""
     if active is None:
-        return Candidate(row.name, LayerKind.TENANT, "tenant", Standing.DRAFT)
+        standing = Standing.DRAFT if row.retired_at is None else Standing.RETIRED
+        return Candidate(row.name, LayerKind.TENANT, "tenant", standing)
     candidate = version_candidate(active)
     if row.retired_at is not None and candidate.standing is Standing.ACTIVE:
         return replace(candidate, standing=Standing.RETIRED)
@@ -146,9 +147,13 @@ class TenantSource:
         with self._database.tenant(tenant, deadline) as connection:
             found = skill_defs.version(connection, tenant, candidate.name, candidate.version or 0)
         if found is None or version_candidate(found).standing is Standing.QUARANTINED:
-            raise SkillQuarantined(f"The stored version {candidate.version} of '{candidate.name}' is corrupt.")
+            raise SkillQuarantined(
+                f"The stored version {candidate.version} of '{candidate.name}' is corrupt.", name=candidate.name
+            )
         if found.content_sha256 != candidate.content_sha256:
-            raise SkillQuarantined(f"The stored version {candidate.version} of '{candidate.name}' was replaced.")
+            raise SkillQuarantined(
+                f"The stored version {candidate.version} of '{candidate.name}' was replaced.", name=candidate.name
+            )
         self._keep(key, found.body)
         return found.body
 

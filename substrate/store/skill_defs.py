@@ -149,11 +149,9 @@ def save(connection: Connection, tenant: TenantId, skill_def: SkillDef) -> None:
 def mark_promoted(
     connection: Connection, tenant: TenantId, name: SkillName, number: int, now: datetime, by: str
 ) -> None:
-    """Record the first promotion of a version; later ones leave it as it is."""
+    """Record the latest promotion of a version."""
     connection.execute(
-        update(skill_def_versions)
-        .where(_is_version(tenant, name, number) & skill_def_versions.c.promoted_at.is_(None))
-        .values(promoted_at=now, promoted_by=by)
+        update(skill_def_versions).where(_is_version(tenant, name, number)).values(promoted_at=now, promoted_by=by)
     )
 
 

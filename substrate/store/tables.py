@@ -103,7 +103,7 @@ skill_def_versions = Table(
     Column("promoted_by", Text),
     PrimaryKeyConstraint("tenant_id", "name", "version"),
     ForeignKeyConstraint(["tenant_id", "name"], ["skill_defs.tenant_id", "skill_defs.name"]),
-    comment="Immutable versions 1, 2, 3 … of each SkillDef; only the first promotion is written later.",
+    comment="Immutable versions 1, 2, 3 … of each SkillDef; only their latest promotion is written later.",
 )
 
 disabled_names = Table(
