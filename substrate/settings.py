@@ -25,6 +25,13 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """What a server or a client can be told."""
 
+    def environment(self, **changes: object) -> dict[str, str]:
+        """Return the server's settings, with `changes`, as the environment that gives them to another process."""
+        values = {name: getattr(self, name) for name in type(self).model_fields if name not in CLIENT_SETTINGS}
+        values.update(changes)
+        prefix = self.model_config["env_prefix"]
+        return {f"{prefix}{name.upper()}": str(value) for name, value in values.items() if value is not None}
+
     model_config = SettingsConfigDict(env_prefix="SUBSTRATE_", extra="forbid", frozen=True)
 
     listen: Annotated[
@@ -51,6 +58,9 @@ class Settings(BaseSettings):
         str | None, Field(description="Unprivileged account that runs embedded PostgreSQL when started as root.")
     ] = None
     config: Annotated[Path | None, Field(description="The operator's substrate.yaml.")] = None
+    workers: Annotated[
+        int, Field(ge=1, le=64, description="Processes that share the port; more than one per core is no use.")
+    ] = 1
     threads: Annotated[int, Field(ge=1, le=256, description="Threads that handle calls.")] = 32
     max_calls: Annotated[
         int, Field(ge=1, description="Calls held, running and waiting, before more are refused as OVERLOADED.")

@@ -18,11 +18,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 import structlog
 
-from substrate.bootstrap import App, freeze, refused_reload, reported
+from substrate.bootstrap import App, freeze, refuse_reload, report
 from substrate.domain.errors import InvalidConfig
 from substrate.settings import Settings
 from substrate.sources.static import StaticState, load_static
@@ -59,7 +60,7 @@ class Supervisor:
 
     count: int
     environment: dict[str, str]
-    settings: Settings
+    config: Path | None
     static: StaticState
     events: "queue.SimpleQueue[object]"
     on_ready: Callable[[], None]
@@ -113,9 +114,9 @@ class Supervisor:
     def _prepare(self) -> None:
         """First step of a reload: the parent reads the files, and if they are good, all workers do."""
         try:
-            self._reloading = load_static(self.settings.config)
+            self._reloading = load_static(self.config)
         except InvalidConfig as error:
-            refused_reload(self.static, error)
+            refuse_reload(self.static, error)
             return
         for worker in self.workers:
             worker.heard = ("asked", "")
@@ -129,7 +130,8 @@ class Supervisor:
         for worker in self.workers:
             worker.tell("switch" if agreed else "drop")
         if wanted is not None and agreed:
-            self.static = reported(wanted)
+            report(wanted)
+            self.static = wanted
             _log.info("reload.done", static_digest=wanted.digest, workers=len(self.workers))
         else:
             _log.error("reload.refused", kept=self.static.digest, hint="The files changed while they were read.")

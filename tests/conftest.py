@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
-
 # PostgreSQL is started by a fork, and gRPC's hooks on forks abort the child when its threads are busy. The child runs
-# another program at once and needs none of them.
+# another program at once and needs none of them. gRPC looks at this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
 
 # The suite gives the same verdict on the same code; HYPOTHESIS_PROFILE=default looks further, with other examples.
 settings.register_profile("suite", derandomize=True, deadline=None)

@@ -24,6 +24,9 @@ SECONDS = 60
 
 COMMAND = (sys.executable, "-m", "substrate")
 
+# Self-signed, for 127.0.0.1 and localhost; the key guards nothing.
+CERTIFICATE, KEY = (str(Path(__file__).parent / "tls" / name) for name in ("certificate.pem", "key.pem"))
+
 
 def environment() -> dict[str, str]:
     """Return the environment without what the developer, or the suite, has set for the product."""

@@ -16,7 +16,9 @@ import pytest
 
 from substrate.rpc.client import CallFailed, Client
 from tests.processes import (
+    CERTIFICATE,
     COMMAND,
+    KEY,
     SECONDS,
     client,
     is_running,
@@ -89,11 +91,11 @@ def test_a_later_start_keeps_the_keys_and_makes_new_ones_where_the_file_is_gone(
     with serving("--data-dir", str(data_dir)) as server:
         first = keys(data_dir)
         assert server.stop(signal.SIGINT) == 0
-    with serving("--data-dir", str(data_dir)) as server:
+    with serving("--data-dir", str(data_dir), "--tls-certificate", CERTIFICATE, "--tls-key", KEY) as server:
         assert keys(data_dir) == first
         assert json.loads((data_dir / "keys.json").read_text())["address"] == server.address
-        with client(server, data_dir, "runtime") as runtime:
-            runtime.call("SkillService.InvokeSkill", **INVOKE)
+        assert server.greeting[3].endswith(f" --root-certificates {CERTIFICATE}")
+        assert run(*shlex.split(server.greeting[3])).returncode == 0
         (data_dir / "keys.json").unlink()
         assert server.stop() == 0
     with serving("--data-dir", str(data_dir)) as server:

@@ -168,6 +168,7 @@ $$;
 GRANTS = """
 GRANT USAGE ON SCHEMA public TO substrate_app, substrate_audit, substrate_operator;
 
+GRANT SELECT ON alembic_version TO substrate_app;
 GRANT SELECT ON deployment TO substrate_app, substrate_operator;
 
 GRANT SELECT, UPDATE (catalog_revision) ON tenants TO substrate_app;

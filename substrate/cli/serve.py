@@ -38,16 +38,17 @@ def _server_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command()
 @_server_settings
-def serve(**overrides: object) -> None:
+@click.option("--worker", is_flag=True, hidden=True)  # For a parent alone, which then talks to it on its input.
+def serve(*, worker: bool, **overrides: object) -> None:
     """Run the server until it is told to stop.
 
     Every option can also be set as SUBSTRATE_<OPTION> in the environment.
     """
-    from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
+    from substrate import bootstrap, serving  # noqa: PLC0415 - see the module's docstring.
 
     settings = load_settings(**overrides)
     with refusals(*bootstrap.START_ERRORS):
-        sys.exit(bootstrap.serve(settings))
+        sys.exit(serving.serve_worker(settings) if worker else serving.serve(settings))
 
 
 @click.command()
@@ -59,7 +60,7 @@ def migrate(database_url: str | None, login_role: str, password: str | None, *, 
     """Bring a database to the newest schema and make the role that the server logs in as."""
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
-    with refusals():
+    with refusals(*bootstrap.START_ERRORS):
         bootstrap.migrate(_required_url(database_url), login_role, password and password.rstrip("\r\n"))
     output.show({"login_role": login_role}, f"The database is ready; serve as {login_role}.\n", as_json=as_json)
 
@@ -72,7 +73,7 @@ def bootstrap_operator(database_url: str | None, *, as_json: bool) -> None:
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
     settings = load_settings(database_url=_required_url(database_url))
-    with refusals():
+    with refusals(*bootstrap.START_ERRORS):
         secret = bootstrap.bootstrap_operator(settings)
     output.note("The operator key; it cannot be shown again.")
     output.show({"secret": secret}, f"{secret}\n", as_json=as_json)

@@ -92,7 +92,10 @@ def substitute(
     """
     if positional_base not in (0, 1):
         raise InvalidArgument("positional_base", f"The first argument's index is {positional_base}; use 0 or 1.")
-    values = split_arguments(raw)
+    values = split_arguments(raw) if raw else []
+    taken = not raw or raw.isspace()
+    if "$" not in body:
+        return body if taken else _appended(body, raw)
     names = {f"${name}": place for place, name in reversed([*enumerate(declared)]) if _DECLARED.fullmatch(name)}
     given = {token: values[place] for token, place in names.items() if place < len(values)}
     for number, value in enumerate(values, positional_base):
@@ -104,7 +107,6 @@ def substitute(
 
     pieces: list[str] = []
     done = size = 0
-    taken = not raw or raw.isspace()
     for match in _PLACEHOLDER.finditer(body):
         start, token = match.start(), match[0]
         if match["number"] and not (everywhere or start in words):
@@ -123,7 +125,11 @@ def substitute(
         done = start + len(token)
     pieces.append(body[done:])
     text = "".join(pieces)
-    return text if taken else f"{text.rstrip()}\n\nARGUMENTS: {raw}"
+    return text if taken else _appended(text, raw)
+
+
+def _appended(text: str, raw: str) -> str:
+    return f"{text.rstrip()}\n\nARGUMENTS: {raw}"
 
 
 def _mentions_all(body: str) -> bool:

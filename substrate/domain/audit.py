@@ -8,7 +8,6 @@ arguments are never part of an event.
 
 import hashlib
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -191,7 +190,6 @@ def candidate_fields(resolution: Resolution) -> tuple[list[dict[str, Any]], dict
 
 def event_id(milliseconds: int, entropy: bytes) -> str:
     """Return a UUIDv7 (RFC 9562, section 5.7) for a Unix time in `milliseconds` and 10 bytes of `entropy`."""
-    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(entropy[:10], "big")
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return str(uuid.UUID(int=value))
+    digits = ((milliseconds & 0xFFFF_FFFF_FFFF).to_bytes(6, "big") + entropy[:10]).hex()
+    variant = "89ab"[entropy[2] >> 4 & 0b11]
+    return f"{digits[:8]}-{digits[8:12]}-7{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

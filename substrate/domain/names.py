@@ -9,6 +9,7 @@ a trusted name.
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import NewType
 
 from substrate.domain.errors import InvalidName
@@ -123,6 +124,7 @@ class SkillRef:
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})", re.ASCII)
 
 
+@lru_cache(maxsize=4096)
 def parse_skill_ref(text: str, field: str = "name") -> SkillRef:
     """Return `text` as a SkillRef; raise InvalidName when the name or the qualifier is malformed."""
     bare, at, suffix = text.partition("@")

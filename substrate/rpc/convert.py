@@ -39,6 +39,9 @@ _CALLER_KINDS: dict[int, CallerKind] = {
 }
 
 
+_LAYERS = {kind: pb.Layer.Value(f"LAYER_{kind.value}") for kind in LayerKind}
+
+
 def run(request: RunRequest, caller_kind: int = pb.CALLER_KIND_MODEL) -> Run:
     """Return what a runtime request says of its run; raise InvalidArgument for a kind of caller that is unknown."""
     kind = _CALLER_KINDS.get(caller_kind)
@@ -55,14 +58,12 @@ def state(call: Call) -> pb.CatalogState | None:
 @lru_cache(maxsize=1024)
 def _state(token: CatalogToken) -> pb.CatalogState:
     """Return the message that says the same as `token`; most calls in a row have the same."""
-    return pb.CatalogState(
-        catalog_token=str(token), catalog_revision=token.revision, static_digest=token.static_digest
-    )
+    return pb.CatalogState(catalog_token=str(token), catalog_revision=token.revision, static_digest=token.static_digest)
 
 
 def layer(kind: LayerKind) -> pb.Layer.ValueType:
     """Return the message's name for a layer."""
-    return pb.Layer.Value(f"LAYER_{kind.value}")
+    return _LAYERS[kind]
 
 
 def name_mode(mode: NameMode) -> pb.NameMode.ValueType:

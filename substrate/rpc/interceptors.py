@@ -20,11 +20,13 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from substrate.domain.errors import InvalidMessage, Overloaded, SubstrateError
+from substrate.domain.errors import InvalidMessage, Overloaded, SubstrateError, TooLarge
 from substrate.domain.identity import Bearer, missing_key, parse_bearer
 from substrate.rpc import errors
 from substrate.services.call import Call
 from substrate.services.decisions import Clock
+
+MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 _log = structlog.get_logger("substrate.calls")
 
@@ -237,6 +239,10 @@ def _decoded(decode: Callable[[bytes], Any], request: bytes) -> Any:
 
 def _encoded(answer: Any) -> bytes:
     encoded: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
+    if len(encoded) > MAX_ANSWER_BYTES:
+        # Beyond its limit grpc would refuse it too, but without a reason.
+        message = f"The answer has more than {MAX_ANSWER_BYTES} bytes; ask for less, such as a smaller page."
+        raise TooLarge(message, limit=str(MAX_ANSWER_BYTES))
     return encoded
 
 

@@ -1,6 +1,7 @@
 """Counters and times of one process, for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from substrate.rpc.interceptors import Finished
 
@@ -27,7 +28,12 @@ class Metrics:
             "Audit events dropped of calls answered without them.",
             registry=self.registry,
         )
-        self._skills = Gauge("substrate_static_skills", "Skills in bundles and inline.", registry=self.registry)
+        self._skills = Gauge(
+            "substrate_static_skills",
+            "Skills in bundles and inline.",
+            registry=self.registry,
+            multiprocess_mode="mostrecent",
+        )
 
     def finished(self, call: Finished) -> None:
         """Count a finished call."""
@@ -49,7 +55,18 @@ class Metrics:
 
     def serve(self, port: int) -> None:
         """Serve the metrics over HTTP on loopback; raise OSError when the port cannot be had."""
-        try:
-            start_http_server(port, addr="127.0.0.1", registry=self.registry)
-        except OSError as error:
-            raise OSError(f"The metrics cannot be served on port {port}: {error.strerror}.") from error
+        _serve(port, self.registry)
+
+
+def serve_merged(port: int, folder: str) -> None:
+    """Serve what all workers count, each of which keeps its counts in `folder`; raise OSError as `Metrics.serve`."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # The library types all but this.
+    _serve(port, registry)
+
+
+def _serve(port: int, registry: CollectorRegistry) -> None:
+    try:
+        start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise OSError(f"The metrics cannot be served on port {port}: {error.strerror}.") from error

@@ -18,7 +18,7 @@ from substrate.api.v1.skills_pb2_grpc import add_SkillServiceServicer_to_server
 from substrate.api.v1.tenants_pb2_grpc import add_TenantServiceServicer_to_server
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
-from substrate.rpc.interceptors import Calls, CountedPool, Finished
+from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Calls, CountedPool, Finished
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
@@ -68,6 +68,7 @@ class Server:
         clock: Clock,
         authenticate: Callable[[Call], None],
         finished: Callable[[Finished], None],
+        share_port: bool = False,
     ) -> None:
         self._pool = CountedPool(threads)
         self._aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
@@ -77,10 +78,10 @@ class Server:
             self._pool,
             interceptors=[Calls(self._pool, self._aside, max_calls, clock, authenticate, finished)],
             options=[
-                # A second server on the port of a first must fail, not take a share of its calls.
-                ("grpc.so_reuseport", 0),
+                # A second server on the port of a first must fail, not take a share of its calls, unless that is meant.
+                ("grpc.so_reuseport", int(share_port)),
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
             ],
@@ -110,12 +111,7 @@ class Server:
 
         Raises UnsafeListenerError for an address off loopback without TLS, OSError when the port cannot be had.
         """
-        host = listener.address.rpartition(":")[0]
-        if listener.certificate is None and not listener.insecure and not _is_loopback(host):
-            raise UnsafeListenerError(
-                f"{listener.address} can be reached from elsewhere, and keys would travel in the clear: configure TLS, "
-                "or say --insecure if something in front of the server encrypts."
-            )
+        require_safe(listener)
         try:
             if listener.certificate is not None and listener.key is not None:
                 credentials = grpc.ssl_server_credentials([(listener.key, listener.certificate)])
@@ -123,7 +119,8 @@ class Server:
             else:
                 port = self._server.add_insecure_port(listener.address)
         except RuntimeError as error:
-            raise OSError(f"The server cannot listen on {listener.address}: is the port taken?") from error
+            hint = "is the port taken?" if listener.certificate is None else "is the port taken, or a TLS file wrong?"
+            raise OSError(f"The server cannot listen on {listener.address}: {hint}") from error
         self._server.start()
         self.set_healthy(healthy=True)
         return port
@@ -143,6 +140,16 @@ class Server:
         self._pool.shutdown(wait=True)
         self._aside.shutdown(wait=True)
         self._watchers.shutdown(wait=True)
+
+
+def require_safe(listener: Listener) -> None:
+    """Raise UnsafeListenerError for an address off loopback without TLS, unless it says that this is meant."""
+    host = listener.address.rpartition(":")[0]
+    if listener.certificate is None and not listener.insecure and not _is_loopback(host):
+        raise UnsafeListenerError(
+            f"{listener.address} can be reached from elsewhere, and keys would travel in the clear: configure TLS, "
+            "or say --insecure if something in front of the server encrypts."
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -114,12 +114,12 @@ class Agents:
         def judge(trace: Trace) -> Page[Agent]:
             require_role(trace, Role.AUTHOR)
             limit = page_limit(page_size)
-            after = read_page_token(token, "ListAgents")
+            after = read_page_token(token, "ListAgents", trace.principal.tenant)
             bound = trace.principal.agent
             found = [agent for agent in trace.snapshot.agents() if bound in (None, agent.name)]
             rest = [agent for agent in found if agent.name > after]
             trace.admitted = min(len(rest), limit)
-            return cut(rest, limit, lambda agent: agent.name, "ListAgents", total=len(found))
+            return cut(rest, limit, lambda agent: agent.name, "ListAgents", trace.principal.tenant, total=len(found))
 
         return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
 

@@ -21,9 +21,11 @@ from substrate.services.trace import Trace
 from substrate.sources.tenant import TenantSource
 from substrate.store import audit
 from substrate.store.audit import Filter, StoredEvent
-from substrate.store.tenants import no_tenant
+from substrate.store.tenants import no_tenant, revision
 
 MAX_CALL_ID_LENGTH = 128
+MAX_SEQUENCE_DIGITS = 18
+"""Digits that a position in the log can have: one fewer than the database's largest number has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,12 @@ class Audit:
             trace.filter = _described(asked)
             bound = ("QueryAuditEvents", tenant, trace.filter)
             after = read_page_token(token, *bound)
-            if after and not after.isdigit():
+            if after and not (after.isdigit() and len(after) <= MAX_SEQUENCE_DIGITS):
                 raise InvalidPageToken("page_token", "The page token was not issued by this server; start again.")
             # Reading a tenant's events takes the same role, and the same policy, whoever asks.
             with self._decisions.database.tenant(tenant, call.deadline) as connection:
+                if revision(connection, tenant) is None:
+                    raise no_tenant(tenant)
                 found = audit.query(
                     connection,
                     tenant,

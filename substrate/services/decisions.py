@@ -82,12 +82,15 @@ class Decisions:
             fresh = snapshot.began >= call.started
             trace, answer, refusal = self._judge(call, verb, snapshot, judge)
             event = self._event(trace, refusal) if trace is not None else None
-            entry = Entry(tenant, not fresh, snapshot.state.revision, event)
+            own = event if event is not None and event.tenant == tenant else None
             needed = self.strict and event is not None and (required or refusal is not None)
+            entry = Entry(tenant, not fresh, snapshot.state.revision, own)
             verdict = self.writer.settle(entry, call, required=needed)
             if verdict is Verdict.CURRENT:
                 break
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
+        if event is not None and own is None:
+            self._record(call, event, required=needed)
         self._note(call, trace, event)
         if refusal is not None:
             raise refusal
@@ -197,13 +200,14 @@ class Decisions:
     def _record_refusal(self, call: Call, refused: "_Refused") -> None:
         if refused.trace is None:
             return
-        refused.trace.subject = None
         event = self._event(refused.trace, refused.reason)
         if event is not None:
-            entry = Entry(call.bearer.tenant, check=False, revision=None, event=event)
-            while self.writer.settle(entry, call, required=True) is not Verdict.CURRENT:
-                continue
+            self._record(call, event, required=True)
             self._note(call, refused.trace, event)
+
+    def _record(self, call: Call, event: AuditEvent, *, required: bool) -> None:
+        """Put an event that stands whatever the revision into its tenant's chain."""
+        self.writer.settle(Entry(event.tenant, check=False, revision=None, event=event), call, required=required)
 
     def _note(self, call: Call, trace: Trace | None, event: AuditEvent | None) -> None:
         """Tell the call what it was answered from, and log its resolutions."""

@@ -51,6 +51,7 @@ def page_of_names(
 
     `bound` is what else selects the rows of the request that the token belongs to.
     """
+    bound = (trace.principal.tenant, *bound)
     limit = page_limit(page_size)
     wanted = parse_query_pattern(pattern)
     trace.filter = pattern

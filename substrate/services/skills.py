@@ -10,10 +10,10 @@ from functools import partial
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
 from substrate.domain.audit import Verb
-from substrate.domain.catalog import Candidate, LayerKind, SkillFile
+from substrate.domain.catalog import Candidate, Catalog, LayerKind, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
-from substrate.domain.names import SkillRef, parse_skill_ref
+from substrate.domain.names import SkillName, SkillRef, parse_skill_ref
 from substrate.domain.paths import MAX_PATH_LENGTH
 from substrate.domain.rendering import CatalogEntry, RunNote, run_note
 from substrate.domain.skillmatch import Pattern, PatternSet, Reason, parse_query_pattern
@@ -59,10 +59,14 @@ class Listed:
 
 @dataclass(slots=True)
 class Page:
-    """One page of a list; `encoded` is its wire form, kept with it by whoever encodes it first."""
+    """One page of a list, and how many skills that exist the list leaves out because this caller may not have them.
+
+    `encoded` is its wire form, kept with it by whoever encodes it first.
+    """
 
     listed: Listed
     next_page_token: str
+    left_out: int
     encoded: bytes | None = None
 
 
@@ -128,6 +132,7 @@ class Skills:
             # Touched paths differ from call to call, so what depends on them is not worth its memory.
             page = made() if run.touched_paths else trace.snapshot.derive(key, made)
             _describe(trace, page.listed)
+            trace.left_out = page.left_out
             return page
 
         return self._decisions.settle(call, Verb.LIST, judge, required=False)
@@ -220,16 +225,23 @@ def _note(trace: Trace, agent: Agent, run: Run, budget: int) -> tuple[Listed, Ru
 
 
 def _page(trace: Trace, agent: Agent, run: Run, wanted: Pattern | None, pattern: str, size: int, token: str) -> Page:
-    bound = ("ListSkills", agent.name, run.caller_kind.value, list(run.touched_paths), pattern)
+    bound = ("ListSkills", trace.principal.tenant, agent.name, run.caller_kind.value, list(run.touched_paths), pattern)
     after = read_page_token(token, *bound)
     usable = _usable(trace, agent, run)
+    existing = trace.snapshot.derive(("existing",), lambda: _existing(trace.snapshot.catalog))
     if wanted is not None:
         patterns = PatternSet([wanted])
         usable = [v for v in usable if patterns.matching(v.name)]
+        existing = [name for name in existing if patterns.matching(name)]
     rest = [v for v in usable if v.name > after]
     size = min(size, _fitting(rest))
     following = page_token(rest[size - 1].name, *bound) if len(rest) > size else ""
-    return Page(_listed(tuple(rest[:size]), len(usable)), following)
+    return Page(_listed(tuple(rest[:size]), len(usable)), following, len(existing) - len(usable))
+
+
+def _existing(catalog: Catalog) -> list[SkillName]:
+    """Return every name that stands for a skill, whoever may use it."""
+    return [name for name in catalog.names() if catalog.resolve(SkillRef(name)).winner is not None]
 
 
 def _fitting(entries: list[Visible]) -> int:

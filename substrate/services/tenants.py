@@ -121,21 +121,24 @@ class Tenants:
                 raise InvalidArgument(
                     "role", f"Operator keys, and no others, belong to the tenant '{PLATFORM_TENANT}'."
                 )
-            if agent:
-                parse_agent_name(agent)
-                if role is Role.OPERATOR:
-                    raise InvalidArgument("agent", "An operator's key cannot be bound to an agent.")
+            if agent and role is Role.OPERATOR:
+                raise InvalidArgument("agent", "An operator's key cannot be bound to an agent.")
             _check_label("label", label)
             if expires_at is not None and expires_at <= self._clock.now():
                 raise InvalidArgument("expire_time", "Must be in the future.")
+            if agent:
+                wanted = parse_agent_name(agent)
+                owner = self._decisions.snapshots.load(TenantId(tenant), call.started, call.deadline)
+                if owner.state.revision is None:
+                    raise tenants.no_tenant(TenantId(tenant))
+                owner.agent(wanted)
 
         def apply(trace: Trace, connection: Transaction, _: int) -> tuple[Key, str]:
             if role is None:
                 raise InvalidArgument("role", "Choose runtime, author or operator.")
-            owner = TenantId(tenant)
+            owner = trace.subject = TenantId(tenant)
             key, text = new_key(owner, role, self._clock.now(), agent=agent, label=label, expires_at=expires_at)
             tenants.add_key(connection, key, trace.principal.actor)
-            trace.subject = owner
             trace.details = {"key_id": key.key_id, "role": role.value, "agent": agent, "label": label}
             return key, text
 
@@ -152,16 +155,15 @@ class Tenants:
                 raise InvalidArgument("key_id", f"The key id {problem}.")
 
         def apply(trace: Trace, connection: Transaction, _: int) -> Key:
-            owner = TenantId(tenant)
+            owner = trace.subject = TenantId(tenant)
             key = tenants.revoke_key(connection, owner, KeyId(key_id), self._clock.now())
-            trace.subject = owner
             trace.details = {"key_id": key_id}
             return key
 
         return self._decisions.change(call, Verb.REVOKE_KEY, check, apply, subject=_subject(tenant))
 
     def list_keys(self, call: Call, tenant: str, page_size: int, token: str) -> Page[Key]:
-        """Return one page of a tenant's keys, revoked ones too, by id."""
+        """Return one page of a tenant's keys, revoked ones too, the newest first."""
 
         def judge(trace: Trace) -> Page[Key]:
             require_role(trace, Role.OPERATOR)
@@ -172,7 +174,7 @@ class Tenants:
                 if tenants.revision(connection, owner) is None:
                     raise tenants.no_tenant(owner)
                 found = tenants.page_keys(connection, owner, after, limit + 1)
-            trace.details = {"tenant": tenant}
+            trace.subject = owner
             return cut(found, limit, lambda key: key.key_id, "ListKeys", tenant)
 
         return self._decisions.settle(call, Verb.LIST_KEYS, judge, required=False)

@@ -69,6 +69,9 @@ def read_layers(connection: Transaction, tenant: TenantId, name: SkillName | Non
 
 def candidate_of(row: SkillDef, active: Version | None) -> Candidate:
     """Return what a SkillDef says: a draft as long as no version was promoted, an active one, or a retired one."""
+    if active is None and row.active_version is not None:
+        problem = f"Its version {row.active_version}, which is in effect, is missing."
+        return Candidate(row.name, LayerKind.TENANT, "tenant", Standing.QUARANTINED, problem=problem)
     if active is None:
         standing = Standing.DRAFT if row.retired_at is None else Standing.RETIRED
         return Candidate(row.name, LayerKind.TENANT, "tenant", standing)
@@ -128,9 +131,11 @@ class TenantSource:
 
     def resolve(self, catalog: Catalog, tenant: TenantId, ref: SkillRef, deadline: float | None) -> Resolution:
         """Resolve `ref` in the tenant's `catalog`; a version other than the active one is read from the database."""
-        own = catalog.skill_def(ref.name)
         number = ref.qualifier.version if ref.qualifier else None
-        if number is None or own is None or own.version in (None, number):
+        if number is None:
+            return catalog.resolve(ref)
+        own = catalog.skill_def(ref.name)
+        if own is None or own.version in (None, number):
             return catalog.resolve(ref)
         with self._database.tenant(tenant, deadline) as connection:
             found = skill_defs.version(connection, tenant, ref.name, number)

@@ -13,9 +13,10 @@ from enum import Enum
 from typing import Any
 
 import psycopg
-from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection, Row, and_, insert, select, update
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable
+from sqlalchemy import Connection, Row, and_, insert, select, text, update
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from substrate.domain.audit import AuditEvent, chain_hash
 from substrate.domain.errors import AuditUnavailable
@@ -133,22 +134,23 @@ def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:
 def append(connection: Connection, event: AuditEvent) -> None:
     """Append `event` in the caller's transaction; call it last, since it holds the tenant's chain head until the end.
 
-    Raises AuditUnavailable when the tenant has no chain.
+    Raises AuditUnavailable when the tenant has no chain, when somebody holds it for a second, and without the grants.
     """
-    head = connection.execute(
-        select(chain_heads.c.sequence, chain_heads.c.hash)
-        .where(chain_heads.c.tenant_id == event.tenant)
-        .with_for_update()
-    ).first()
-    if head is None:
-        raise AuditUnavailable(f"The tenant '{event.tenant}' has no audit chain.")
-    row = row_of(event, head.sequence + 1, bytes(head.hash))
-    connection.execute(insert(audit_events).values(**row))
-    connection.execute(
-        update(chain_heads)
-        .where(chain_heads.c.tenant_id == event.tenant)
-        .values(sequence=row["sequence"], hash=row["hash"])
-    )
+    this_head = chain_heads.c.tenant_id == event.tenant
+    try:
+        connection.execute(text("SET LOCAL lock_timeout = '1s'"))
+        head = connection.execute(
+            select(chain_heads.c.sequence, chain_heads.c.hash).where(this_head).with_for_update()
+        ).first()
+        if head is None:
+            raise AuditUnavailable(f"The tenant '{event.tenant}' has no audit chain.")
+        row = row_of(event, head.sequence + 1, bytes(head.hash))
+        connection.execute(insert(audit_events).values(**row))
+        connection.execute(update(chain_heads).where(this_head).values(sequence=row["sequence"], hash=row["hash"]))
+    except DBAPIError as error:
+        if isinstance(error.orig, LockNotAvailable | InsufficientPrivilege):
+            raise AuditUnavailable("The change could not be recorded, so it is not made; try again shortly.") from error
+        raise
 
 
 class ChainWriter:

@@ -5,13 +5,15 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from substrate.domain.errors import StoreUnavailable
-from substrate.store.session import DatabaseRole
+from substrate.domain.names import PLATFORM_TENANT
+from substrate.store.session import Database, DatabaseRole
 
 LOGIN_ROLE = "substrate_server"
 MONTHS_AHEAD = 6
@@ -45,6 +47,20 @@ def migrate(owner_url: str, *, login_role: str = LOGIN_ROLE, login_password: str
             make_partitions(connection, datetime.now(UTC).date())
     except DBAPIError as error:
         raise StoreUnavailable(f"The database could not be migrated: {error.orig}") from error
+
+
+def check_schema(database: Database) -> None:
+    """Raise StoreUnavailable unless the database has exactly the schema that this version of the server knows."""
+    known = ScriptDirectory(str(migrations_dir())).get_current_head()
+    with database.tenant(PLATFORM_TENANT) as connection:
+        prepared = connection.execute(text("SELECT to_regclass('public.alembic_version') IS NOT NULL")).scalar()
+        query = text("SELECT version_num FROM public.alembic_version")
+        found = connection.execute(query).scalar() if prepared else None
+    if found != known:
+        raise StoreUnavailable(
+            f"The database has schema {found or 'none'}, and this server needs {known}: run `substrate migrate` with "
+            "the owner's URL, or the server that belongs to the schema."
+        )
 
 
 def make_login_role(connection: Connection, login_role: str, password: str | None) -> None:

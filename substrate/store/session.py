@@ -1,9 +1,9 @@
 """Transactions: the only way to the database, each bound to a role, a tenant and a deadline.
 
-The server logs in as one role that is a member, without inheritance, of three. Each pool takes its role when it
-connects and keeps it: **app** sees one tenant at a time, the one set at the outermost begin; **audit** inserts events
-and advances chain heads of any tenant; **operator** has its own grants. `Database` hands out transactions and nothing
-else, so no statement runs outside of one.
+The server logs in as one role that is a member, without inheritance, of three. A connection takes its role when it
+is made and keeps it: **app** sees one tenant at a time, the one set at the outermost begin; **audit** inserts events
+and advances chain heads of any tenant, on the one connection of `substrate.store.audit.ChainWriter`; **operator** has
+its own grants. `Database` hands out transactions and nothing else, so no statement runs outside of one.
 """
 
 import time
@@ -37,7 +37,7 @@ class DatabaseRole(Enum):
 
 
 class Database:
-    """The pools of one process, one for each role.
+    """The pools of one process, one for each role but the audit writer's.
 
     `url` is a libpq URL of the login role. `pool_size` bounds the connections of the app pool; the others are small.
     """
@@ -45,7 +45,6 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 16) -> None:
         self._engines = {
             DatabaseRole.APP: _engine(url, DatabaseRole.APP, pool_size),
-            DatabaseRole.AUDIT: _engine(url, DatabaseRole.AUDIT, 1),
             DatabaseRole.OPERATOR: _engine(url, DatabaseRole.OPERATOR, 4),
         }
 
@@ -65,12 +64,6 @@ class Database:
     def operator(self, deadline: float | None = None) -> Iterator[Connection]:
         """Open a transaction of the operator role, which sees tenants, keys and audit events of all tenants."""
         with self._begin(DatabaseRole.OPERATOR, TenantId(""), deadline, snapshot=False) as connection:
-            yield connection
-
-    @contextmanager
-    def audit(self, deadline: float | None = None) -> Iterator[Connection]:
-        """Open a READ COMMITTED transaction of the audit writer's role."""
-        with self._begin(DatabaseRole.AUDIT, TenantId(""), deadline, snapshot=False) as connection:
             yield connection
 
     def login(self) -> Engine:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from substrate.domain.audit import GENESIS_HASH
@@ -114,11 +114,14 @@ def keys_of(connection: Connection, tenant: TenantId) -> Mapping[KeyId, Key]:
 
 
 def page_keys(connection: Connection, tenant: TenantId, after: str, limit: int) -> Sequence[Key]:
-    """Return up to `limit` keys of the tenant whose ids follow `after`, by id."""
-    rows = connection.execute(
-        select(keys).where((keys.c.tenant_id == tenant) & (keys.c.key_id > after)).order_by(keys.c.key_id).limit(limit)
-    )
-    return [_key(row) for row in rows]
+    """Return up to `limit` keys of the tenant, the newest first; those older than the key `after`, if it is given."""
+    age = tuple_(keys.c.created_at, keys.c.key_id)
+    statement = select(keys).where(keys.c.tenant_id == tenant).order_by(keys.c.created_at.desc(), keys.c.key_id.desc())
+    if after:
+        last = keys.alias()
+        statement = statement.join(last, (last.c.tenant_id == tenant) & (last.c.key_id == after))
+        statement = statement.where(age < tuple_(last.c.created_at, last.c.key_id))
+    return [_key(row) for row in connection.execute(statement.limit(limit))]
 
 
 def _key(row: Row[tuple[object, ...]]) -> Key:

@@ -3,7 +3,6 @@
 import io
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +36,6 @@ class Printed:
         """Return the value of the line `label: value` of an error."""
         lines = [line.strip().partition(": ") for line in self.err.splitlines()]
         return next(value for name, _, value in lines if name == label)
-
-
-Command = Callable[..., Printed]
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,24 @@ import os
 import pty
 import re
 import subprocess
-import sys
 
 import pytest
 
 from substrate.cli import output
 from substrate.domain.identity import Role
 from tests.cli.commands import CommandLine
+from tests.processes import COMMAND, environment
 from tests.servers import TestTenant
 from tests.skills import skill_md
-
-COMMAND = [sys.executable, "-m", "substrate"]
 
 
 def on_a_terminal(columns: int, *arguments: str) -> str:
     """Run a command with its stdout on a terminal of this width, and return what the terminal got, without styles."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    with subprocess.Popen([*COMMAND, *arguments], stdout=theirs, stderr=subprocess.PIPE, env=environment) as process:
+    terminal = {"COLUMNS": str(columns), "TERM": "xterm"}
+    with subprocess.Popen(  # noqa: S603 - our own program.
+        [*COMMAND, *arguments], stdout=theirs, stderr=subprocess.PIPE, env=environment() | terminal
+    ) as process:
         os.close(theirs)
         got = b""
         try:
@@ -53,7 +53,9 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(tenant: TestTenant) -> None
     options = ["--agent", "doc-manager", "--address", tenant.server.address, "--key", key]
     reading, writing = os.pipe()
     os.close(reading)
-    with subprocess.Popen([*COMMAND, "skill", "list", *options], stdout=writing, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(  # noqa: S603 - our own program.
+        [*COMMAND, "skill", "list", *options], stdout=writing, stderr=subprocess.PIPE
+    ) as process:
         os.close(writing)
         _, err = process.communicate()
     assert err == b""

@@ -90,9 +90,8 @@ def test_file_prints_a_file_byte_for_byte(runtime: CommandLine) -> None:
     printed = runtime.ok("skill", "file", "doc/chunk-review", path, "--agent", "doc-manager")
     assert printed.out == (REVIEW / path).read_bytes()
     assert printed.err.startswith(f"{path}, text/markdown, sha256 ")
-    runtime.refused(
-        "SKILL_FILE_NOT_FOUND", "skill", "file", "doc/chunk-review", "../../bundle.yaml", "--agent", "doc-manager"
-    )
+    absent = ("skill", "file", "doc/chunk-review", "references/absent.md", "--agent", "doc-manager")
+    runtime.refused("SKILL_FILE_NOT_FOUND", *absent)
 
 
 def test_prepare_prints_the_tool_and_the_note(runtime: CommandLine) -> None:

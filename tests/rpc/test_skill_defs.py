@@ -204,6 +204,20 @@ def test_every_problem_of_a_source_is_told_at_once_with_its_line(cluster: Cluste
     assert rows(cluster, "SELECT * FROM skill_defs WHERE tenant_id = %s", tenant.name) == []
 
 
+def test_what_is_accepted_but_hardly_meant_is_warned_of(tenant: TestTenant) -> None:
+    source = skill_md("mine", header="user_invocable: false\nallowed_tools: Read\nmy-own-key: kept\n")
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=source)
+    assert len(made.warnings) == 2
+    for warning, key, meant in zip(
+        made.warnings, ("user_invocable", "allowed_tools"), ("user-invocable", "allowed-tools"), strict=True
+    ):
+        assert key in warning
+        assert meant in warning
+    assert list(made.version.allowed_tools) == []
+    got = tenant.author.call("SkillDefService.GetSkillDef", name="own/mine", include_source=True)
+    assert "my-own-key: kept" in got.version.source
+
+
 @pytest.mark.parametrize("name", ["mine", "own", "own/mine", "Mine", "mine2", ""])
 def test_the_name_in_the_source_is_the_last_segment(tenant: TestTenant, name: str) -> None:
     make = {"name": "own/mine", "source": skill_md(f'"{name}"')}
