@@ -253,6 +253,8 @@ def test_every_write_is_seen_by_the_very_next_call_on_either_server(cluster: Clu
                 "SkillDefService.SetSkillDisabled", name="doc/mine", disabled=disabled
             )
             for runtime in runtimes:
+                listed = runtime.call("SkillService.ListSkills", agent="doc-manager", pattern="doc/mine").skills
+                assert len(listed) == (0 if disabled else 1)
                 if disabled:
                     assert refused(runtime, "SkillService.InvokeSkill", **invoke).reason == "SKILL_NOT_FOUND"
                 else:
