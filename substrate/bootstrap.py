@@ -89,6 +89,8 @@ class App:
     def close(self, drain_seconds: float = 0.0, probe_seconds: float = 0.0) -> None:
         """Stop serving, settle what is in hand, and close every connection."""
         self.server.stop(drain_seconds, probe_seconds)
+        self.database.interrupt()
+        self.server.join()
         self.writer.stop()
         self.database.close()
 
@@ -216,4 +218,5 @@ def check(config: Path | None, bundles: Sequence[Path] = ()) -> CheckReport:
         for agent in static.agents.values()
         for warning in agent.allowlist.warnings
     ]
-    return CheckReport(static.problems, warnings, len(static.catalog.resolutions), len(static.agents))
+    skills = sum(resolution.winner is not None for resolution in static.catalog.resolutions.values())
+    return CheckReport(static.problems, warnings, skills, len(static.agents))

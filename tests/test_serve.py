@@ -162,7 +162,8 @@ def test_a_call_in_progress_is_finished_before_the_server_goes(data_dir: Path) -
             until(lambda: not listens(server.address))
             with Client(server.address, keys(data_dir)["author"]) as other, pytest.raises(CallFailed) as gone:
                 other.call("SkillDefService.ListSkillDefs")
-            assert gone.value.code == "UNAVAILABLE"
+            # A client in one process may share a connection with another; there the server cancels what is new.
+            assert gone.value.code in ("UNAVAILABLE", "CANCELLED")
             assert is_running(server.pid)
             holder.commit()
             call.join(SECONDS)

@@ -21,8 +21,8 @@ from enum import Enum
 from functools import cached_property
 
 from substrate.domain.names import Qualifier, QualifierKind, SkillName, SkillRef
+from substrate.domain.patterns import Pattern, PatternSet
 from substrate.domain.skillheader import SkillHeader
-from substrate.domain.skillmatch import Pattern, PatternSet
 
 
 class LayerKind(Enum):

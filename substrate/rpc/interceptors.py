@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -68,21 +67,12 @@ class CountedPool(ThreadPoolExecutor):
             self._held -= 1
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """How a call ended, for whoever counts."""
-
-    method: str
-    code: str
-    seconds: float
-
-
 class Calls(grpc.ServerInterceptor):
     """Wraps every method.
 
     `admitted` is how many calls may be held before more are refused as OVERLOADED. `aside` is a small pool for what
     must be answered even then: health, refusals and reflection. `authenticate` admits a bearer to reflection.
-    `finished` is told of every call.
+    `finished` is told of every call: its method, its code and how many seconds it took.
     """
 
     def __init__(
@@ -92,7 +82,7 @@ class Calls(grpc.ServerInterceptor):
         admitted: int,
         clock: Clock,
         authenticate: Callable[[Call], None],
-        finished: Callable[[Finished], None],
+        finished: Callable[[str, str, float], None],
     ) -> None:
         self._pool = pool
         self._aside = aside
@@ -123,7 +113,9 @@ class Calls(grpc.ServerInterceptor):
     def _wrap(self, method: str, handler: Any) -> Handler:
         if method.startswith(_HEALTH):
             if handler.unary_unary is None:
-                return handler  # Health's Watch brings a pool of its own.
+                return grpc.unary_stream_rpc_method_handler(
+                    self._watch(handler.unary_stream), handler.request_deserializer, handler.response_serializer
+                )
             return grpc.unary_unary_rpc_method_handler(
                 self._on_the_side(handler.unary_unary), handler.request_deserializer, handler.response_serializer
             )
@@ -144,9 +136,19 @@ class Calls(grpc.ServerInterceptor):
         aside.experimental_thread_pool = self._aside  # type: ignore[attr-defined]  # This is how grpc is told of a pool.
         return aside
 
+    def _watch(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        """Begin a watch on the side; it holds no thread while it waits for a change."""
+
+        def aside(request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> Any:
+            return behaviour(request, context, send)
+
+        aside.experimental_non_blocking = True  # type: ignore[attr-defined]  # So is grpc told to hand over `send`.
+        aside.experimental_thread_pool = self._aside  # type: ignore[attr-defined]  # As above.
+        return aside
+
     def _refuse(self, _: Any, context: grpc.ServicerContext) -> bytes:
         error = Overloaded("The server has as many calls in hand as it can serve; try again in a moment.")
-        self._finished(Finished("", grpc.StatusCode.RESOURCE_EXHAUSTED.name, 0.0))
+        self._finished("", grpc.StatusCode.RESOURCE_EXHAUSTED.name, 0.0)
         return _aborted(context, errors.status_of(error))
 
     def _behind_a_key(self, method: str, behaviour: Behaviour) -> Behaviour:
@@ -200,7 +202,7 @@ class Calls(grpc.ServerInterceptor):
         return call
 
     def _note(self, method: str, call: Call | None, code: grpc.StatusCode, reason: str, seconds: float) -> None:
-        self._finished(Finished(method, code.name, seconds))
+        self._finished(method, code.name, seconds)
         fields = {} if call is None else {"call_id": call.call_id, "decision_id": call.decision_id, **call.log}
         _log.info("call", method=method, code=code.name, reason=reason, ms=round(seconds * 1000, 3), **fields)
 

@@ -3,8 +3,6 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from substrate.rpc.interceptors import Finished
-
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -35,15 +33,15 @@ class Metrics:
             multiprocess_mode="mostrecent",
         )
 
-    def finished(self, call: Finished) -> None:
-        """Count a finished call."""
-        key = (call.method, call.code)
+    def finished(self, method: str, code: str, seconds: float) -> None:
+        """Count a call of `method` that ended with `code` after `seconds`."""
+        key = (method, code)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = (self._calls.labels(*key), self._seconds.labels(call.method))
-        calls, seconds = known
+            known = self._known[key] = (self._calls.labels(*key), self._seconds.labels(method))
+        calls, times = known
         calls.inc()
-        seconds.observe(call.seconds)
+        times.observe(seconds)
 
     def lost(self, events: int) -> None:
         """Count audit events that were dropped."""

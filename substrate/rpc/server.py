@@ -18,7 +18,7 @@ from substrate.api.v1.skills_pb2_grpc import add_SkillServiceServicer_to_server
 from substrate.api.v1.tenants_pb2_grpc import add_TenantServiceServicer_to_server
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
-from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Calls, CountedPool, Finished
+from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Calls, CountedPool
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
@@ -67,13 +67,13 @@ class Server:
         max_calls: int,
         clock: Clock,
         authenticate: Callable[[Call], None],
-        finished: Callable[[Finished], None],
+        finished: Callable[[str, str, float], None],
         share_port: bool = False,
     ) -> None:
         self._pool = CountedPool(threads)
         self._aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
-        self._watchers = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="watch")
-        self._health = health.HealthServicer(experimental_non_blocking=True, experimental_thread_pool=self._watchers)
+        # A pool given here would be shared by all servers of the process, and gone with the first that stops.
+        self._health = health.HealthServicer(experimental_non_blocking=True)
         self._server = grpc.server(
             self._pool,
             interceptors=[Calls(self._pool, self._aside, max_calls, clock, authenticate, finished)],
@@ -137,9 +137,11 @@ class Server:
         if probe_seconds:
             threading.Event().wait(probe_seconds)
         self._server.stop(drain_seconds).wait()
-        self._pool.shutdown(wait=True)
-        self._aside.shutdown(wait=True)
-        self._watchers.shutdown(wait=True)
+
+    def join(self) -> None:
+        """Wait until no thread works for a call any more; `stop` has ended the calls, but their threads may not know."""
+        for pool in (self._pool, self._aside):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def require_safe(listener: Listener) -> None:

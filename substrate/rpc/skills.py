@@ -8,7 +8,7 @@ from substrate.domain.rendering import MAX_LISTED_FILES, TOOL_DESCRIPTION, TOOL_
 from substrate.rpc import convert
 from substrate.rpc.interceptors import call_of
 from substrate.services.skill_tool import SkillTool
-from substrate.services.skills import Page, Skills
+from substrate.services.skills import Admitted, Page, Skills
 
 MAX_OMITTED_NAMES = 1000
 
@@ -56,7 +56,7 @@ class SkillServicer(SkillServiceServicer):
         return _encoded(page) + tail.SerializeToString()  # type: ignore[return-value]  # The wrapper sends bytes as they are.
 
     def InvokeSkill(self, request: pb.InvokeSkillRequest, context: ServicerContext) -> pb.InvokeSkillResponse:
-        """Return one skill's body."""
+        """Return one skill's body; the answer is bytes, joined as those of a list are."""
         call = call_of(context)
         invoked = self._skills.invoke(
             call,
@@ -66,21 +66,13 @@ class SkillServicer(SkillServiceServicer):
             request.skill_dir,
             request.expected_digest,
         )
-        winner = invoked.winner
-        return pb.InvokeSkillResponse(
-            name=invoked.ref.name,
+        tail = pb.InvokeSkillResponse(
             body=invoked.body,
-            content_sha256=winner.content_sha256,
-            layer=convert.layer(winner.kind),
-            origin=winner.origin,
-            version=winner.version or 0,
-            allowed_tools=(winner.header.allowed_tools or ()) if winner.header else (),
-            files=[convert.skill_file(file) for file in winner.files[:MAX_LISTED_FILES]],
-            files_omitted=max(0, len(winner.files) - MAX_LISTED_FILES),
             state=convert.state(call),
             catalog_changed=call.catalog_changed,
             decision_id=call.decision_id,
         )
+        return _encoded_skill(invoked.skill) + tail.SerializeToString()  # type: ignore[return-value]  # As above.
 
     def ReadSkillFile(self, request: pb.ReadSkillFileRequest, context: ServicerContext) -> pb.ReadSkillFileResponse:
         """Return one resource file."""
@@ -111,6 +103,23 @@ class SkillServicer(SkillServiceServicer):
             catalog_changed=call.catalog_changed,
             decision_id=call.decision_id,
         )
+
+
+def _encoded_skill(skill: Admitted) -> bytes:
+    """Return what answers say of the skill itself, in wire form, made once and kept with it."""
+    if skill.encoded is None:
+        winner = skill.winner
+        skill.encoded = pb.InvokeSkillResponse(
+            name=skill.ref.name,
+            content_sha256=winner.content_sha256,
+            layer=convert.layer(winner.kind),
+            origin=winner.origin,
+            version=winner.version or 0,
+            allowed_tools=(winner.header.allowed_tools or ()) if winner.header else (),
+            files=[convert.skill_file(file) for file in winner.files[:MAX_LISTED_FILES]],
+            files_omitted=max(0, len(winner.files) - MAX_LISTED_FILES),
+        ).SerializeToString()
+    return skill.encoded
 
 
 def _encoded(page: Page) -> bytes:

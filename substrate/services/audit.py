@@ -10,7 +10,7 @@ from substrate.domain.errors import InvalidArgument, InvalidPageToken, RoleRequi
 from substrate.domain.explain import Explanation, explain
 from substrate.domain.identity import Role
 from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref, parse_tenant_id
-from substrate.domain.skillmatch import parse_query_pattern
+from substrate.domain.patterns import parse_query_pattern
 from substrate.domain.tokens import read_page_token
 from substrate.services.access import acting_agent, gate, require_role
 from substrate.services.call import Call

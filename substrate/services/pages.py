@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from substrate.domain.errors import InvalidArgument
 from substrate.domain.names import SkillName
-from substrate.domain.skillmatch import PatternSet, parse_query_pattern
+from substrate.domain.patterns import PatternSet, parse_query_pattern
 from substrate.domain.tokens import page_token, read_page_token
 from substrate.services.trace import Trace
 

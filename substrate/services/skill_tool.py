@@ -119,8 +119,8 @@ class SkillTool:
                 return ToolAnswer(f"{wish.file} is {read.media_type}, {read.file.size} bytes, and not text.")
             return ToolAnswer(file_text(read.winner.name, read.file.path, read.content.decode()))
         invoked = self._skills.invoke(call, run, wish.name, wish.arguments, skill_dir)
-        framed = frame_skill(invoked.ref.name, invoked.location, invoked.body)
-        files = files_text([(file.path, file.size) for file in invoked.winner.files])
+        framed = frame_skill(invoked.skill.ref.name, invoked.location, invoked.body)
+        files = files_text([(file.path, file.size) for file in invoked.skill.winner.files])
         return ToolAnswer(f"{framed}\n{files}" if files else framed)
 
     def _refuse_unread(self, call: Call, run: Run, error: SubstrateError) -> ToolAnswer:

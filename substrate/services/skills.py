@@ -9,14 +9,15 @@ from functools import partial
 
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
-from substrate.domain.audit import Verb
-from substrate.domain.catalog import Candidate, Catalog, LayerKind, SkillFile
+from substrate.domain.audit import DecidingEntry, Verb
+from substrate.domain.catalog import Candidate, Catalog, LayerKind, Resolution, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
 from substrate.domain.names import SkillName, SkillRef, parse_skill_ref
 from substrate.domain.paths import MAX_PATH_LENGTH
+from substrate.domain.patterns import Pattern, PatternSet, parse_query_pattern
 from substrate.domain.rendering import CatalogEntry, RunNote, run_note
-from substrate.domain.skillmatch import Pattern, PatternSet, Reason, parse_query_pattern
+from substrate.domain.skillmatch import Reason
 from substrate.domain.tokens import page_token, read_page_token
 from substrate.services.access import gate
 from substrate.services.call import Call
@@ -70,12 +71,25 @@ class Page:
     encoded: bytes | None = None
 
 
+@dataclass(slots=True)
+class Admitted:
+    """A reference that gate, resolution and eligibility let through, with what each of them said.
+
+    `encoded` is what all answers about it have in common, in wire form, kept here by whoever encodes it first.
+    """
+
+    ref: SkillRef
+    decision: DecidingEntry | None
+    resolution: Resolution
+    winner: Candidate
+    encoded: bytes | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Invoked:
     """A skill's text with its arguments in place, and where it came from."""
 
-    ref: SkillRef
-    winner: Candidate
+    skill: Admitted
     body: str
     location: str
 
@@ -143,7 +157,8 @@ class Skills:
         """Return the body of one skill with `arguments` in place."""
 
         def judge(trace: Trace) -> Invoked:
-            winner, ref = self._admit(trace, run, name)
+            skill = self._admit(trace, run, name)
+            winner, ref = skill.winner, skill.ref
             if len(skill_dir) > MAX_SKILL_DIR_LENGTH or not skill_dir.isprintable():
                 raise InvalidArgument(
                     "skill_dir", f"Must be printable text of at most {MAX_SKILL_DIR_LENGTH} characters."
@@ -164,7 +179,7 @@ class Skills:
                 positional_base=winner.positional_base,
                 skill_dir=location,
             )
-            return Invoked(ref, winner, body, location)
+            return Invoked(skill, body, location)
 
         return self._decisions.settle(call, Verb.INVOKE, judge, required=True)
 
@@ -172,7 +187,8 @@ class Skills:
         """Return one resource file of a skill."""
 
         def judge(trace: Trace) -> ReadFile:
-            winner, ref = self._admit(trace, run, name)
+            skill = self._admit(trace, run, name)
+            winner, ref = skill.winner, skill.ref
             _check_path(path)
             trace.filter = path
             file = next((file for file in winner.files if file.path == path), None)
@@ -184,9 +200,20 @@ class Skills:
 
         return self._decisions.settle(call, Verb.READ_FILE, judge, required=True)
 
-    def _admit(self, trace: Trace, run: Run, name: str) -> tuple[Candidate, SkillRef]:
+    def _admit(self, trace: Trace, run: Run, name: str) -> Admitted:
         """Take one reference through gate, resolution and eligibility; raise the first that refuses."""
         agent = begin(trace, run)
+        # Touched paths differ from call to call, and versions that are not active are not in the snapshot.
+        if run.touched_paths or "@" in name:
+            return self._examine(trace, agent, run, name)
+        skill = trace.snapshot.admit(
+            (agent.name, run.caller_kind, name), lambda: self._examine(trace, agent, run, name)
+        )
+        trace.requested, trace.name = name, skill.ref.name
+        trace.decision, trace.resolution = skill.decision, skill.resolution
+        return skill
+
+    def _examine(self, trace: Trace, agent: Agent, run: Run, name: str) -> Admitted:
         ref = parse_skill_ref(name)
         trace.requested = name
         gate(trace, ref.name)
@@ -202,7 +229,7 @@ class Skills:
         barrier = barrier_of_tools(agent, winner) or barrier_of_caller(winner, run.caller_kind, run.touched_paths)
         if barrier is not None:
             raise barrier
-        return winner, ref
+        return Admitted(ref, trace.decision, resolution, winner)
 
     def _body(self, trace: Trace, winner: Candidate) -> str:
         if winner.kind is LayerKind.TENANT:

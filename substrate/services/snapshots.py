@@ -24,6 +24,7 @@ from substrate.sources.tenant import TenantSource, TenantState
 
 MAX_SNAPSHOTS = 10_000
 _MAX_DERIVED = 64
+_MAX_ADMITTED = 256
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 class Snapshot:
     """One tenant's state over the static state; `began` is when its load began, in `time.monotonic()` seconds."""
 
-    __slots__ = ("_derived", "began", "catalog", "state", "static", "token")
+    __slots__ = ("_admitted", "_derived", "began", "catalog", "state", "static", "token")
 
     def __init__(self, state: TenantState, static: StaticState, began: float) -> None:
         self.state = state
@@ -40,6 +41,7 @@ class Snapshot:
         self.catalog = Catalog(state.layers, static.catalog)
         self.token = CatalogToken(state.incarnation, state.tenant, state.revision or 0, static.digest)
         self._derived: dict[Hashable, object] = {}
+        self._admitted: dict[Hashable, object] = {}
 
     def agent(self, name: AgentName) -> Agent:
         """Return the agent that stands for `name`: the tenant's own, else inline, else a bundle's.
@@ -65,13 +67,21 @@ class Snapshot:
 
     def derive(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return what `make` gives, kept under `key`, which must name every input beside the snapshot itself."""
-        known = self._derived.get(key)
-        if known is None:
-            known = make()
-            if len(self._derived) >= _MAX_DERIVED:
-                self._derived.clear()
-            self._derived[key] = known
-        return cast("T", known)
+        return _kept(self._derived, _MAX_DERIVED, key, make)
+
+    def admit(self, key: Hashable, make: Callable[[], T]) -> T:
+        """As `derive`, for what is small and derived for single skills, so that it does not displace whole lists."""
+        return _kept(self._admitted, _MAX_ADMITTED, key, make)
+
+
+def _kept(kept: dict[Hashable, object], limit: int, key: Hashable, make: Callable[[], T]) -> T:
+    known = kept.get(key)
+    if known is None:
+        known = make()
+        if len(kept) >= limit:
+            kept.clear()
+        kept[key] = known
+    return cast("T", known)
 
 
 @dataclass(slots=True)

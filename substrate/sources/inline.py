@@ -11,8 +11,8 @@ from substrate.domain.characters import shown
 from substrate.domain.errors import InvalidSkill, Violation
 from substrate.domain.frontmatter import KNOWN_KEYS
 from substrate.domain.names import SkillName, skill_name_problem
+from substrate.domain.patterns import MAX_PATTERN_LENGTH, Pattern, parse_pattern, pattern_problem
 from substrate.domain.plainyaml import MAX_DEPTH, Plain
-from substrate.domain.skillmatch import MAX_PATTERN_LENGTH, Pattern, parse_pattern, pattern_problem
 from substrate.domain.skillmd import Skill, content_sha256, parse_strict
 from substrate.domain.yamlwriter import dump
 from substrate.sources.bundles import MANIFEST

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from substrate.domain.audit import AuditEvent, chain_hash
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import TenantId
-from substrate.domain.skillmatch import Pattern
+from substrate.domain.patterns import Pattern
 from substrate.store.pipeline import Pipeline
 from substrate.store.session import DatabaseRole
 from substrate.store.tables import audit_events, chain_heads

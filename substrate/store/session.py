@@ -10,16 +10,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, text
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from substrate.domain.errors import DeadlineExceeded, StoreUnavailable
 from substrate.domain.names import TenantId
 
 _MAX_STATEMENT_SECONDS = 30.0
+_CANCEL_SECONDS = 1.0
 _QUERY_CANCELED = "57014"
 _SETTINGS = text("SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true)")
 
@@ -47,6 +50,10 @@ class Database:
             DatabaseRole.APP: _engine(url, DatabaseRole.APP, pool_size),
             DatabaseRole.OPERATOR: _engine(url, DatabaseRole.OPERATOR, 4),
         }
+        self._in_use: set[psycopg.Connection[Any]] = set()
+        for engine in self._engines.values():
+            event.listen(engine, "checkout", lambda connection, *_: self._in_use.add(connection))
+            event.listen(engine, "checkin", lambda connection, *_: self._in_use.discard(connection))
 
     @contextmanager
     def tenant(
@@ -69,6 +76,11 @@ class Database:
     def login(self) -> Engine:
         """Return the app pool's engine, for the check of roles at the start."""
         return self._engines[DatabaseRole.APP]
+
+    def interrupt(self) -> None:
+        """Cancel every statement in progress; whoever waits for one gets DeadlineExceeded."""
+        for connection in tuple(self._in_use):
+            connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -108,7 +120,10 @@ def _translated(error: DBAPIError) -> Exception:
 
 
 def _engine(url: str, role: DatabaseRole, pool_size: int) -> Engine:
-    parsed = make_url(url).set(drivername="postgresql+psycopg")
+    try:
+        parsed = make_url(url).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):
+        raise StoreUnavailable("The database URL cannot be read; write postgresql://role@host:port/name.") from None
     return create_engine(
         parsed,
         pool_size=pool_size,

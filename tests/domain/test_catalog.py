@@ -21,7 +21,7 @@ from substrate.domain.catalog import (
     StaticCatalog,
 )
 from substrate.domain.names import SkillRef, parse_skill_name, parse_skill_ref
-from substrate.domain.skillmatch import parse_pattern
+from substrate.domain.patterns import parse_pattern
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases" / "resolution.yaml").read_text(encoding="utf-8"))
 

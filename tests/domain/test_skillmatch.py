@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from substrate.domain.errors import InvalidAllowlist, InvalidArgument
 from substrate.domain.names import parse_skill_name, skill_name_problem
-from substrate.domain.skillmatch import (
-    Allowlist,
-    Decision,
-    PatternSet,
-    Reason,
-    parse_pattern,
-    parse_query_pattern,
-)
+from substrate.domain.patterns import PatternSet, parse_pattern, parse_query_pattern
+from substrate.domain.skillmatch import Allowlist, Decision, Reason
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases" / "skillmatch.yaml").read_text(encoding="utf-8"))
 DECISIONS = [

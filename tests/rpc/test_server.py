@@ -1,6 +1,5 @@
-"""The server as a whole: deadlines, cancellation, admission, an orderly end, and where it may listen."""
+"""The server as a whole: deadlines, cancellation, admission and an orderly end."""
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +14,8 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from psycopg.sql import SQL, Identifier
 
-from substrate.bootstrap import App, assemble
 from substrate.domain.identity import Role
 from substrate.rpc.client import CallFailed
-from substrate.rpc.server import Listener, UnsafeListenerError
-from substrate.settings import Settings
-from substrate.sources.static import load_static
 from tests.rpc.wire import METHODS, Failure, bearer, path_of, send
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
 
@@ -44,14 +39,6 @@ def small(cluster: Cluster) -> Iterator[RunningServer]:
     """A server with one thread, which a second call is answered on only when the first has left it."""
     with running_server(cluster, threads=1, max_calls=2) as server:
         yield server
-
-
-@pytest.fixture
-def app(cluster: Cluster) -> Iterator[App]:
-    """A server that does not listen yet."""
-    app = assemble(Settings(), cluster.login_url, load_static(None))
-    yield app
-    app.close()
 
 
 @contextmanager
@@ -237,25 +224,12 @@ def test_a_call_that_outlasts_the_drain_is_ended(cluster: Cluster) -> None:
             assert call.code() is not grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", ":0", "example.org:0"])
-def test_an_address_that_others_can_reach_needs_tls(app: App, address: str) -> None:
-    with pytest.raises(UnsafeListenerError, match="--insecure"):
-        app.server.start(Listener(address))
-
-
-@pytest.mark.parametrize(
-    "listener", [Listener("0.0.0.0:0", insecure=True), Listener("localhost:0"), Listener("127.0.0.1:0")]
-)
-def test_loopback_and_what_is_meant_to_be_open_are_served(app: App, listener: Listener) -> None:
-    port = app.server.start(listener)
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+def test_a_server_that_stops_leaves_the_others_of_its_process_whole(cluster: Cluster, server: RunningServer) -> None:
+    with running_server(cluster) as second, grpc.insecure_channel(second.address) as channel:
         assert health(channel) == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_a_port_that_is_taken_is_an_error(server: RunningServer, app: App) -> None:
-    with pytest.raises(OSError, match="port taken"):
-        app.server.start(Listener(server.address))
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = "{}:{}".format(*other.getsockname())
-        with pytest.raises(OSError, match=address):
-            app.server.start(Listener(address))
+    with grpc.insecure_channel(server.address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(), timeout=5)
+        assert next(iter(watched)).status == health_pb2.HealthCheckResponse.SERVING
+        watched.cancel()
+        assert health(channel) == health_pb2.HealthCheckResponse.SERVING

@@ -20,8 +20,8 @@ from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_
 from substrate.domain.errors import SkillNotPermitted, SubstrateError
 from substrate.domain.explain import explain
 from substrate.domain.names import SkillName, SkillRef, parse_skill_name
+from substrate.domain.patterns import parse_pattern
 from substrate.domain.skillheader import SkillHeader
-from substrate.domain.skillmatch import parse_pattern
 
 NAMES = [parse_skill_name(name) for name in ("a", "doc/a", "doc/b", "doc/b/c", "pay/a")]
 PATTERNS = ["*", "**", "doc/*", "doc/**", "doc/?", "*/a", "pay/a", "a", "x/*"]

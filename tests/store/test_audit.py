@@ -12,7 +12,7 @@ from substrate.bootstrap import SystemClock
 from substrate.domain.audit import AuditEvent, EventOutcome, Verb
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import SkillName, TenantId
-from substrate.domain.skillmatch import PatternSet, parse_pattern
+from substrate.domain.patterns import PatternSet, parse_pattern
 from substrate.store import audit
 from substrate.store.audit import ChainWriter, Entry, Filter, NothingWrittenError, Verdict, WriteFailedError
 from substrate.store.session import Database
