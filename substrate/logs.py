@@ -9,9 +9,6 @@ import structlog
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-_encode = json.JSONEncoder(default=str).encode
-_explain = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
-
 
 def configure(level: str, style: str) -> None:
     """Set up structlog for this process; `style` is auto, json or console."""
@@ -25,7 +22,16 @@ def configure(level: str, style: str) -> None:
         plain = structlog.dev.plain_traceback
         ends: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     else:
-        ends = [_json_line]
+        explain = structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        )
+        encode = json.JSONEncoder(default=str).encode
+
+        def as_json(logger: Any, method: str, line: Any) -> str:
+            # One step with an encoder made once: this runs for every call.
+            return encode(explain(logger, method, line) if "exc_info" in line else line)
+
+        ends = [as_json]
     structlog.configure(
         processors=[*shared, *ends],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -39,8 +45,3 @@ def configure(level: str, style: str) -> None:
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=[without_meta, *ends])
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-
-
-def _json_line(logger: Any, method: str, line: Any) -> str:
-    """Return `line` as JSON: one step with an encoder made once, since this runs for every call."""
-    return _encode(_explain(logger, method, line) if "exc_info" in line else line)

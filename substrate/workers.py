@@ -100,6 +100,7 @@ class Supervisor:
     def _heard(self, worker: Worker) -> None:
         words = [other.heard[0] for other in self.workers]
         if worker.heard[0] == "ready":
+            _log.info("worker.ready", pid=worker.process.pid, static_digest=worker.heard[1])
             if self._reloading is not None:
                 worker.tell("prepare")
             elif worker.heard[1] != self.static.digest:

@@ -30,6 +30,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # A proxy meant for browsing must not come between a client and the server beside it.
     ("grpc.enable_http_proxy", 0),
+    # Clients of one process would share a connection, and with it one worker of the server.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -51,20 +51,23 @@ class CountedPool(ThreadPoolExecutor):
         return self._held
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Put a call, counted until it is finished or dropped."""
-        with self._lock:
-            self._held += 1
+        """Put a call, counted until it is finished."""
+        self._count(1)
         try:
-            future = super().submit(fn, *args, **kwargs)
+            return super().submit(self._run, fn, *args, **kwargs)
         except BaseException:
-            self._release(None)
+            self._count(-1)
             raise
-        future.add_done_callback(self._release)
-        return future
 
-    def _release(self, _: "Future[Any] | None") -> None:
+    def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
         with self._lock:
-            self._held -= 1
+            self._held += more
 
 
 class Calls(grpc.ServerInterceptor):

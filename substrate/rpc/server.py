@@ -139,7 +139,7 @@ class Server:
         self._server.stop(drain_seconds).wait()
 
     def join(self) -> None:
-        """Wait until no thread works for a call any more; `stop` has ended the calls, but their threads may not know."""
+        """Wait until no thread works for a call any more; `stop` ends the calls, but not the threads."""
         for pool in (self._pool, self._aside):
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -16,6 +16,7 @@ from psycopg.sql import SQL, Identifier
 
 from substrate.domain.identity import Role
 from substrate.rpc.client import CallFailed
+from substrate.services import audit_writer
 from tests.rpc.wire import METHODS, Failure, bearer, path_of, send
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
 
@@ -28,8 +29,8 @@ REQUESTS: dict[str, dict[str, str]] = {
     INVOKE: {"agent": "doc-manager", "name": "doc/query"},
     CREATE: {"name": "own/one", "source": SOURCE.format("one")},
 }
-PROMPTLY = 0.9
-"""Seconds within which a call with a deadline of a third of them has ended, on a busy machine too."""
+PROMPTLY = 4.0
+"""Seconds within which a call with a deadline has ended, on a busy machine too; without one it would wait for 30."""
 
 Future = Any  # grpc's future is generic in the stubs alone.
 
@@ -39,6 +40,12 @@ def small(cluster: Cluster) -> Iterator[RunningServer]:
     """A server with one thread, which a second call is answered on only when the first has left it."""
     with running_server(cluster, threads=1, max_calls=2) as server:
         yield server
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls wait for their events for longer than the busiest machine takes to get on with a test."""
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
 
 
 @contextmanager
@@ -98,6 +105,7 @@ def health(channel: grpc.Channel) -> int:
     return status
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("method", "table", "role"),
     [(LIST, "chain_heads", Role.RUNTIME), (INVOKE, "chain_heads", Role.RUNTIME)]
@@ -131,12 +139,13 @@ def test_a_call_without_a_deadline_does_not_wait_for_its_event_for_ever(
         with pytest.raises(CallFailed) as failed:
             tenant.runtime.call(INVOKE, agent="doc-manager", name="doc/query")
         assert (failed.value.code, failed.value.reason) == ("UNAVAILABLE", "AUDIT_UNAVAILABLE")
-        assert 0.9 < monotonic() - started < 2
+        assert 0.9 < monotonic() - started < PROMPTLY
         other = server.tenant()
         assert other.runtime.call(INVOKE, agent="doc-manager", name="doc/query").body
     assert tenant.runtime.call(INVOKE, agent="doc-manager", name="doc/query").body
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_call_whose_caller_went_away_is_recorded_as_cancelled(cluster: Cluster, small: RunningServer) -> None:
     tenant = small.tenant()
     key = small.key(tenant.name, Role.RUNTIME)
@@ -170,6 +179,7 @@ def test_a_cancelled_change_leaves_no_transaction_open(cluster: Cluster, small: 
     assert tenant.runtime.call(INVOKE, agent="doc-manager", name="doc/query").body
 
 
+@pytest.mark.usefixtures("patient")
 def test_more_calls_than_can_be_held_are_refused_with_a_reason_while_health_is_answered(
     cluster: Cluster, small: RunningServer
 ) -> None:
@@ -188,6 +198,7 @@ def test_more_calls_than_can_be_held_are_refused_with_a_reason_while_health_is_a
     assert tenant.runtime.call(LIST, agent="doc-manager").total_size > 0
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_call_in_progress_finishes_when_the_server_stops(cluster: Cluster) -> None:
     with running_server(cluster) as server, ThreadPoolExecutor(1) as aside:
         tenant = server.tenant()
@@ -220,7 +231,7 @@ def test_a_call_that_outlasts_the_drain_is_ended(cluster: Cluster) -> None:
             call = begun(channel, server, key, INVOKE)
             started = monotonic()
             server.app.server.stop(0.1)
-            assert monotonic() - started < 2
+            assert monotonic() - started < PROMPTLY
             assert call.code() is not grpc.StatusCode.OK
 
 

@@ -1,0 +1,135 @@
+"""Several server processes on one port: they agree, they are replaced, and they end with their parent."""
+
+import os
+import select
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from substrate.rpc.client import Client
+from tests.processes import SECONDS, Serving, keys, open_folder, serving
+
+CONFIG = """bundles: ["shipped:document-agent"]
+skills:
+  doc/own:
+    description: {description}
+    body: Do it.
+"""
+ENOUGH_CONNECTIONS = 60
+"""The kernel gives each connection to either worker; that one of two gets none of these is not to be expected."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "substrate.yaml"
+    path.write_text(CONFIG.format(description="First."))
+    return path
+
+
+def start(data_dir: Path, config: Path, *options: str) -> list[str]:
+    listen = f"127.0.0.1:{free_port()}"
+    return ["--listen", listen, "--workers", "2", "--data-dir", str(data_dir), "--config", str(config), *options]
+
+
+def seen(server: Serving, data_dir: Path) -> dict[str, set[str]]:
+    """Return the description of `doc/own` that each worker gives, over a connection of its own for every call."""
+    with Client(server.address, keys(data_dir)["author"], timeout=SECONDS) as author:
+        found: dict[str, set[str]] = {}
+        for _ in range(ENOUGH_CONNECTIONS):
+            with Client(server.address, keys(data_dir)["runtime"], timeout=SECONDS) as runtime:
+                page = runtime.call("SkillService.ListSkills", agent="doc-manager", pattern="doc/own")
+            event = author.call("AuditService.QueryAuditEvents", decision_id=page.decision_id).events[0]
+            found.setdefault(event.server, set()).add(page.skills[0].description)
+            if len(found) > 1:
+                break
+    return found
+
+
+def wait_for_the_end_of(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            process = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert select.select([process], [], [], SECONDS)[0], f"{pid} is still there"
+        finally:
+            os.close(process)
+
+
+def workers_of(server: Serving, count: int = 2) -> list[int]:
+    return [server.logged("worker.ready")["pid"] for _ in range(count)]
+
+
+def test_all_workers_switch_to_new_files_together_or_not_at_all(data_dir: Path, config: Path) -> None:
+    with serving(*start(data_dir, config)) as server:
+        workers_of(server)
+        assert list(seen(server, data_dir).values()) == [{"First."}, {"First."}]
+
+        config.write_text(CONFIG.format(description="Second."))
+        server.send(signal.SIGHUP)
+        assert server.logged("reload.done")["workers"] == 2
+        assert list(seen(server, data_dir).values()) == [{"Second."}, {"Second."}]
+
+        config.write_text(CONFIG.format(description="Third.") + "nonsense: 1\n")
+        server.send(signal.SIGHUP)
+        assert "nonsense" in str(server.logged("reload.refused")["problems"])
+        assert list(seen(server, data_dir).values()) == [{"Second."}, {"Second."}]
+        assert server.stop() == 0
+
+
+def test_a_lost_worker_is_replaced_and_the_others_serve_meanwhile(data_dir: Path, config: Path) -> None:
+    with serving(*start(data_dir, config)) as server:
+        lost, kept = workers_of(server)
+        os.kill(lost, signal.SIGKILL)
+        assert server.logged("worker.ended")["pid"] == lost
+        (new,) = workers_of(server, 1)
+        assert new not in (lost, kept)
+        assert {name.rpartition("/")[2] for name in seen(server, data_dir)} == {str(kept), str(new)}
+        assert server.stop() == 0
+        wait_for_the_end_of([kept, new])
+
+
+def test_workers_end_with_a_parent_that_is_killed(data_dir: Path, config: Path) -> None:
+    with serving(*start(data_dir, config)) as server:
+        workers = workers_of(server)
+        server.send(signal.SIGKILL)
+        wait_for_the_end_of(workers)
+
+
+def test_metrics_are_those_of_all_workers_together(data_dir: Path, config: Path) -> None:
+    port = free_port()
+    with serving(*start(data_dir, config, "--metrics-port", str(port))) as server:
+        workers_of(server)
+        assert len(seen(server, data_dir)) == 2
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            text = answer.read().decode()
+        line = next(line for line in text.splitlines() if "substrate_calls_total" in line and "ListSkills" in line)
+        assert float(line.rpartition(" ")[2]) >= 2
+        assert "substrate_static_skills 10.0" in text
+        assert server.stop() == 0
+
+
+def test_workers_need_a_port_that_nobody_has(data_dir: Path, config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ["--workers", "2", "--data-dir", str(data_dir), "--config", str(config)]
+        for listen, said in ((f"127.0.0.1:{port}", "in use"), ("127.0.0.1:0", "port to share")):
+            with pytest.raises(AssertionError, match=said), serving("--listen", listen, *options):
+                pass
