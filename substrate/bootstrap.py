@@ -18,7 +18,7 @@ import structlog
 
 from substrate.domain.audit import event_id
 from substrate.domain.errors import InvalidConfig, SubstrateError
-from substrate.domain.identity import Role, authenticate
+from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
@@ -30,7 +30,6 @@ from substrate.rpc.tenants import TenantServicer
 from substrate.services.agents import Agents
 from substrate.services.audit import Audit
 from substrate.services.audit_writer import AuditWriter
-from substrate.services.call import Call
 from substrate.services.catalog import CatalogView
 from substrate.services.decisions import Decisions
 from substrate.services.skill_defs import SkillDefs
@@ -124,10 +123,6 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
     )
     skills = Skills(decisions, source)
 
-    def admit(call: Call) -> None:
-        keys = snapshots.load(call.bearer.tenant, call.started, call.deadline).state.keys
-        authenticate(call.bearer, keys.get(call.bearer.key_id), clock.now())
-
     server = Server(
         Servicers(
             skills=SkillServicer(skills, SkillTool(skills, decisions)),
@@ -139,7 +134,7 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         threads=settings.threads,
         max_calls=settings.max_calls,
         clock=clock,
-        authenticate=admit,
+        authenticate=decisions.authenticate,
         finished=metrics.finished,
         share_port=share_port,
     )
@@ -157,6 +152,7 @@ def reload_static(app: App, config: Path | None) -> bool:
         return False
     report(static)
     app.replace_static(static)
+    freeze()
     _log.info("reload.done", static_digest=static.digest)
     return True
 

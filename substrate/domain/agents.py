@@ -137,6 +137,8 @@ def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:
     if not isinstance(definition, Mapping):
         violations.append(Violation("definition", "Must be a mapping (a JSON object)."))
         return "{}"
+    if _mentions_scopes(definition):
+        violations.append(Violation("definition", SCOPES_REFUSED))
     if _depth(definition) > MAX_DEFINITION_DEPTH:
         violations.append(Violation("definition", f"Must be nested at most {MAX_DEFINITION_DEPTH} deep."))
         return "{}"
@@ -149,6 +151,16 @@ def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:
     if size > MAX_DEFINITION_BYTES:
         violations.append(Violation("definition", f"Must be at most {MAX_DEFINITION_BYTES} bytes of JSON."))
     return text
+
+
+def _mentions_scopes(value: object, limit: int = MAX_DEFINITION_DEPTH + 1) -> bool:
+    """Whether the refused field stands anywhere in `value`, looking no deeper than a definition may go."""
+    if limit == 0 or not isinstance(value, Mapping | list):
+        return False
+    if isinstance(value, Mapping) and "skill_def_scopes" in value:
+        return True
+    inner = value.values() if isinstance(value, Mapping) else value
+    return any(_mentions_scopes(item, limit - 1) for item in inner)
 
 
 def _depth(value: object, limit: int = MAX_DEFINITION_DEPTH + 1) -> int:

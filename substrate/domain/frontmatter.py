@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from substrate.domain.characters import DECEPTIVE_IN_HEADER, LINE_BREAKERS, UNPRINTABLE, code_point, first_places, shown
 from substrate.domain.findings import Findings, Mode
+from substrate.domain.paths import globs_problem
 from substrate.domain.plainyaml import Document, Path, Plain, PlainYamlError, load
 from substrate.domain.yamlwriter import quoted
 
@@ -124,7 +125,11 @@ class Frontmatter:
 
     def paths(self) -> tuple[str, ...]:
         """Return the path patterns, from a list or from text with commas between them, except inside braces."""
-        return self._restriction("paths", separators=",", brackets="{}") or ()
+        globs = self._restriction("paths", separators=",", brackets="{}") or ()
+        problem = globs_problem(globs)
+        if problem:
+            self._findings.refuse(self.line("paths"), "paths", f"{problem}.")
+        return globs
 
     def allowed_tools(self) -> tuple[str, ...] | None:
         """Return the tools of `allowed-tools` or of its synonym `tools`; None when neither is there."""

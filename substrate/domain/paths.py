@@ -12,15 +12,32 @@ import re2
 
 MAX_TOUCHED_PATHS = 256
 MAX_PATH_LENGTH = 512
+MAX_GLOBS = 32
+MAX_GLOBS_LENGTH = 1024
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
 
 
-@functools.lru_cache(maxsize=4096)
-def _compiled(glob: str) -> "re2._Regexp":
+def globs_problem(globs: Sequence[str]) -> str | None:
+    """Say what keeps `globs` from being used, or None: how many there are and how long they are is bounded."""
+    if len(globs) > MAX_GLOBS:
+        return f"has {len(globs)} globs; at most {MAX_GLOBS} are allowed"
+    if sum(len(glob) for glob in globs) > MAX_GLOBS_LENGTH:
+        return f"has globs of more than {MAX_GLOBS_LENGTH} characters together"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(globs: tuple[str, ...]) -> "re2._Regexp":
+    return re2.compile("|".join(_regex(glob) for glob in globs), _OPTIONS)
+
+
+def _regex(glob: str) -> str:
     segments = _relative(glob).split("/")
     if segments == ["*"]:
         segments = ["**"]
-    parts = ("(?:/[^/]+)*" if segment == "**" else "/" + _segment(segment) for segment in segments)
-    return re2.compile("".join(parts))
+    return "".join("(?:/[^/]+)*" if segment == "**" else "/" + _segment(segment) for segment in segments)
 
 
 def _segment(segment: str) -> str:
@@ -35,5 +52,5 @@ def eligible(globs: Sequence[str], touched: Iterable[str]) -> bool:
     """Whether a skill with these `paths` may be used when `touched` paths are at hand; always, when it has none."""
     if not globs:
         return True
-    paths = [f"/{_relative(path)}" for path in touched]
-    return any(_compiled(glob).fullmatch(path) for glob in globs for path in paths)
+    any_glob = _compiled(tuple(globs))
+    return any(any_glob.fullmatch(f"/{_relative(path)}") for path in touched)

@@ -160,7 +160,8 @@ def _decoded(data: str | bytes, findings: Findings) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         findings.refuse(line, None, "holds bytes that are not UTF-8, or half a surrogate pair.")
         raise findings.refusal() from None
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+    # Asked first, since that takes a hundredth of the time and most texts have none.
+    return (text.replace("\r\n", "\n") if "\r" in text else text).removeprefix("\ufeff")
 
 
 def _split(text: str, findings: Findings) -> tuple[str | None, int]:

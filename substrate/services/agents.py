@@ -119,9 +119,17 @@ class Agents:
             found = [agent for agent in trace.snapshot.agents() if bound in (None, agent.name)]
             rest = [agent for agent in found if agent.name > after]
             trace.admitted = min(len(rest), limit)
-            return cut(rest, limit, lambda agent: agent.name, "ListAgents", trace.principal.tenant, total=len(found))
+            return cut(
+                rest,
+                limit,
+                lambda agent: agent.name,
+                "ListAgents",
+                trace.principal.tenant,
+                total=len(found),
+                weight=_weight,
+            )
 
-        return self._decisions.settle(call, Verb.GET_AGENT, judge, required=False)
+        return self._decisions.settle(call, Verb.LIST_AGENTS, judge, required=False)
 
     def test_allowlist(self, call: Call, agent: str, entries: Sequence[str], names: Sequence[str]) -> TestedAllowlist:
         """Decide on `names` by the proposed `entries`, or by the allowlist that `agent` has."""
@@ -155,8 +163,6 @@ def read_draft(draft: AgentDraft) -> Agent:
         violations.append(Violation("agent.definition_json", "Must be the JSON text of an object."))
     else:
         data["definition"] = definition
-        if isinstance(definition, dict) and "skill_def_scopes" in definition:
-            violations.append(Violation("agent.definition_json", SCOPES_REFUSED))
     try:
         agent = parse_agent(draft.name, data, LayerKind.TENANT, "tenant")
     except InvalidAgent as error:
@@ -168,6 +174,12 @@ def read_draft(draft: AgentDraft) -> Agent:
     if violations:
         raise InvalidAgent(*violations)
     return agent
+
+
+def _weight(agent: Agent) -> int:
+    tools = sum(len(tool.encode()) + 4 for tool in agent.tools or ())
+    entries = sum(len(text) + 4 for text in agent.allowlist.texts())
+    return len(agent.definition_json.encode()) + len(agent.description.encode()) + tools + entries + 1024
 
 
 def _require_free_author(trace: Trace) -> None:

@@ -50,6 +50,10 @@ class _Ticket:
             return replace(self.entry, check=False, event=event.cancelled())
         return self.entry
 
+    @property
+    def is_finished(self) -> bool:
+        return self.verdict is not None or self.error is not None
+
     def finish(self, verdict: Verdict) -> None:
         self.verdict = verdict
         self.done.release()
@@ -132,15 +136,20 @@ class AuditWriter:
     def _settle(self, batch: list[_Ticket]) -> list[_Ticket]:
         """Settle `batch`; return the tickets that are to be put again."""
         try:
+            return self._settle_or_fail(batch)
+        except Exception:  # noqa: BLE001 - a fault of ours must not end the thread and leave later calls unanswered.
+            _log.exception("audit.batch_faulty", calls=len(batch))
+            for ticket in batch:
+                if not ticket.is_finished:
+                    ticket.refuse()
+            return []
+
+    def _settle_or_fail(self, batch: list[_Ticket]) -> list[_Ticket]:
+        try:
             verdicts = self._write([ticket.to_write() for ticket in batch])
         except WriteFailedError as error:
             _log.error("audit.batch_failed", error=str(error), calls=len(batch))
             self._fail(batch)
-            return []
-        except Exception:  # noqa: BLE001 - a fault of ours must not end the thread and leave later calls unanswered.
-            _log.exception("audit.batch_faulty", calls=len(batch))
-            for ticket in batch:
-                ticket.refuse()
             return []
         again = []
         for ticket, verdict in zip(batch, verdicts, strict=True):

@@ -1,8 +1,10 @@
 """One call as the services see it, whatever brought it in."""
 
+import time
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from substrate.domain.errors import Cancelled, DeadlineExceeded
 from substrate.domain.identity import Bearer
 from substrate.domain.tokens import CatalogToken
 
@@ -27,3 +29,10 @@ class Call:
     catalog: CatalogToken | None = None
     catalog_changed: bool = False
     log: dict[str, object] = field(default_factory=dict)
+
+    def require_time(self) -> None:
+        """Raise Cancelled or DeadlineExceeded when nobody waits for the answer any more."""
+        if self.cancelled:
+            raise Cancelled("The caller went away.")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise DeadlineExceeded("The deadline passed before an answer was ready.")

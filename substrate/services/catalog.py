@@ -42,4 +42,4 @@ class CatalogView:
                 rows.append(CatalogRow(catalog.resolve(SkillRef(name)), catalog.mode_of(name), decision))
             return page.of(rows)
 
-        return self._decisions.settle(call, Verb.LIST, judge, required=False)
+        return self._decisions.settle(call, Verb.LIST_CATALOG, judge, required=False)

@@ -111,12 +111,8 @@ class Decisions:
         the state has moved since. A refusal by either leaves no row behind and is recorded.
         """
         home = call.bearer.tenant
-        snapshot = self.snapshots.current(home, call.deadline)
+        snapshot = self._not_refused(call, verb, check)
         try:
-            if self._judge(call, verb, snapshot, check)[2] is not None:
-                # The snapshot may be old: the refusal stands only if it is repeated on one that is not.
-                snapshot = self.snapshots.load(home, call.started, call.deadline)
-                self._admit(call, verb, snapshot, check)
             answer, trace, event, revision = self._write(call, verb, snapshot, check, apply, subject)
         except _Refused as refused:
             self._record_refusal(call, refused)
@@ -126,6 +122,34 @@ class Decisions:
         if subject is None:
             call.catalog = replace(trace.snapshot.token, revision=revision)
         return answer
+
+    def authenticate(self, call: Call) -> None:
+        """Raise Unauthenticated unless the call's key is valid now; nothing else is decided, so nothing is recorded."""
+        self._not_refused(call, Verb.AUTHENTICATE, lambda _: None)
+
+    def _not_refused(self, call: Call, verb: Verb, check: Callable[[Trace], None]) -> Snapshot:
+        """Return a snapshot on which `check` admits the call; a refusal is recorded, if it stands, and raised.
+
+        It stands when the snapshot it was given on is still current; else the check is repeated on a newer one. So a
+        call that proves nothing costs a look at the revision, not a load.
+        """
+        home = call.bearer.tenant
+        snapshot = self.snapshots.current(home, call.deadline)
+        while True:
+            fresh = snapshot.began >= call.started
+            trace, _, refusal = self._judge(call, verb, snapshot, check)
+            if refusal is None and (verb is not Verb.AUTHENTICATE or fresh):
+                return snapshot
+            event = self._event(trace, refusal) if trace is not None and refusal is not None else None
+            entry = Entry(home, not fresh, snapshot.state.revision, event)
+            verdict = self.writer.settle(entry, call, required=self.strict and event is not None)
+            if verdict is Verdict.CURRENT:
+                break
+            snapshot = self.snapshots.load(home, call.started, call.deadline)
+        if refusal is None:
+            return snapshot
+        self._note(call, trace, event)
+        raise refusal
 
     def _write(
         self,
@@ -156,6 +180,8 @@ class Decisions:
                 raise
             except SubstrateError as error:
                 raise _Refused(trace, error) from None
+            if call.cancelled:
+                raise Cancelled("The caller went away before the change was made.")
             trace.details = {**(trace.details or {}), "revision": revision}
             event = trace.event(self.clock.event_id(), self.server, None)
             audit.append(connection, event)

@@ -1,6 +1,6 @@
 """Pages of names: cut by key, not by offset, so that a name is neither missed nor repeated while others come and go."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -12,6 +12,8 @@ from substrate.services.trace import Trace
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+MAX_PAGE_BYTES = 3 * 1024 * 1024
+"""Leaves room below the 4 MiB that gRPC clients accept by default."""
 
 
 T = TypeVar("T")
@@ -31,10 +33,35 @@ class Page(Generic[T]):
         return Page(rows, self.next_page_token, self.total)
 
 
-def cut(rows: Sequence[T], limit: int, key: Callable[[T], str], *bound: object, total: int = 0) -> Page[T]:
-    """Return the first `limit` of `rows`, with the token for the rest bound to what else selects them."""
+def cut(
+    rows: Sequence[T],
+    limit: int,
+    key: Callable[[T], str],
+    *bound: object,
+    total: int = 0,
+    weight: Callable[[T], int] | None = None,
+) -> Page[T]:
+    """Return the first `limit` of `rows`, with the token for the rest bound to what else selects them.
+
+    `weight` says how many bytes a row takes on the wire; a page holds fewer rows, but at least one, where they would
+    take more than clients accept by default.
+    """
+    if weight is not None:
+        limit = min(limit, fitting(weight(row) for row in rows))
     following = page_token(key(rows[limit - 1]), *bound) if len(rows) > limit else ""
     return Page(rows[:limit], following, total)
+
+
+def fitting(weights: Iterable[int]) -> int:
+    """Return how many of the rows with these `weights`, in bytes, fit a message; at least one."""
+    room = MAX_PAGE_BYTES
+    count = 0
+    for weight in weights:
+        room -= weight
+        if room < 0:
+            break
+        count += 1
+    return max(1, count)
 
 
 def page_limit(page_size: int) -> int:

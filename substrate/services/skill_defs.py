@@ -140,7 +140,7 @@ class SkillDefs:
                 disabled = {tombstone.name for tombstone in skill_defs.disabled(connection, tenant)}
             return page.of([(row, row.name in disabled) for row in rows])
 
-        return self._decisions.settle(call, Verb.LIST, judge, required=False)
+        return self._decisions.settle(call, Verb.LIST_SKILL_DEFS, judge, required=False)
 
     def promote(self, call: Call, agent: str, name: str, version: int, etag: str) -> Authored:
         """Make `version` the active one."""

@@ -10,10 +10,10 @@ from functools import partial
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
 from substrate.domain.audit import DecidingEntry, Verb
-from substrate.domain.catalog import Candidate, Catalog, LayerKind, Resolution, SkillFile
+from substrate.domain.catalog import Candidate, LayerKind, Resolution, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
-from substrate.domain.names import SkillName, SkillRef, parse_skill_ref
+from substrate.domain.names import SkillRef, parse_skill_ref
 from substrate.domain.paths import MAX_PATH_LENGTH
 from substrate.domain.patterns import Pattern, PatternSet, parse_query_pattern
 from substrate.domain.rendering import CatalogEntry, RunNote, run_note
@@ -22,6 +22,7 @@ from substrate.domain.tokens import page_token, read_page_token
 from substrate.services.access import gate
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
+from substrate.services.pages import fitting
 from substrate.services.run import Run, begin
 from substrate.services.trace import Trace, debugging
 from substrate.sources import static
@@ -33,10 +34,9 @@ MIN_NOTE_BUDGET = 1
 MAX_NOTE_BUDGET = 100_000
 DEFAULT_PAGE = 1000
 MAX_PAGE = 10_000
-MAX_PAGE_BYTES = 3 * 1024 * 1024
 MAX_SKILL_DIR_LENGTH = 512
 
-_SUGGESTED_FROM = 500
+_SUGGESTED_FROM = 50
 _ENTRY_OVERHEAD = 128
 """What an entry adds to a message beside its texts: a digest of 64 characters and the tags, rounded up."""
 
@@ -239,8 +239,17 @@ class Skills:
 
 def _usable(trace: Trace, agent: Agent, run: Run) -> list[Visible]:
     """Return the skills that this caller may invoke now, by name."""
-    seen = trace.snapshot.derive(("visible", agent.name), lambda: visible(trace.snapshot.catalog, agent))
-    return [v for v in seen if barrier_of_caller(v.winner, run.caller_kind, run.touched_paths) is None]
+    usable = []
+    for found in _visible(trace, agent):
+        trace.call.require_time()
+        if barrier_of_caller(found.winner, run.caller_kind, run.touched_paths) is None:
+            usable.append(found)
+    return usable
+
+
+def _visible(trace: Trace, agent: Agent) -> tuple[Visible, ...]:
+    """Return the skills that the agent's allowlist and tools admit, by name, whoever calls."""
+    return trace.snapshot.admit(("visible", agent.name), lambda: visible(trace.snapshot.catalog, agent))
 
 
 def _note(trace: Trace, agent: Agent, run: Run, budget: int) -> tuple[Listed, RunNote]:
@@ -255,32 +264,23 @@ def _page(trace: Trace, agent: Agent, run: Run, wanted: Pattern | None, pattern:
     bound = ("ListSkills", trace.principal.tenant, agent.name, run.caller_kind.value, list(run.touched_paths), pattern)
     after = read_page_token(token, *bound)
     usable = _usable(trace, agent, run)
-    existing = trace.snapshot.derive(("existing",), lambda: _existing(trace.snapshot.catalog))
+    # Only what the allowlist admits is counted: an agent may read its events, and must not learn of other names there.
+    admitted = _visible(trace, agent)
     if wanted is not None:
         patterns = PatternSet([wanted])
         usable = [v for v in usable if patterns.matching(v.name)]
-        existing = [name for name in existing if patterns.matching(name)]
+        admitted = tuple(v for v in admitted if patterns.matching(v.name))
     rest = [v for v in usable if v.name > after]
-    size = min(size, _fitting(rest))
+    size = min(size, fitting(_weight(v) for v in rest))
     following = page_token(rest[size - 1].name, *bound) if len(rest) > size else ""
-    return Page(_listed(tuple(rest[:size]), len(usable)), following, len(existing) - len(usable))
+    return Page(_listed(tuple(rest[:size]), len(usable)), following, len(admitted) - len(usable))
 
 
-def _existing(catalog: Catalog) -> list[SkillName]:
-    """Return every name that stands for a skill, whoever may use it."""
-    return [name for name in catalog.names() if catalog.resolve(SkillRef(name)).winner is not None]
-
-
-def _fitting(entries: list[Visible]) -> int:
-    """Return how many of `entries` fit a message that clients accept by default; at least one."""
-    room = MAX_PAGE_BYTES
-    for index, entry in enumerate(entries):
-        header = entry.winner.header
-        texts = (header.description, header.when_to_use or "", header.argument_hint or "") if header else ()
-        room -= _ENTRY_OVERHEAD + len(entry.name) + sum(len(text.encode()) for text in texts)
-        if room < 0:
-            return max(1, index)
-    return len(entries)
+def _weight(entry: Visible) -> int:
+    """Return how many bytes an entry takes on the wire, rounded up."""
+    header = entry.winner.header
+    texts = (header.description, header.when_to_use or "", header.argument_hint or "") if header else ()
+    return _ENTRY_OVERHEAD + len(entry.name) + sum(len(text.encode()) for text in texts)
 
 
 def _listed(entries: tuple[Visible, ...], total: int) -> Listed:
@@ -291,7 +291,6 @@ def _listed(entries: tuple[Visible, ...], total: int) -> Listed:
 def _describe(trace: Trace, listed: Listed) -> None:
     """Note for the event, and the debug log, what a list or a note holds and how much it leaves out."""
     trace.admitted = len(listed.entries)
-    trace.left_out = listed.total - len(listed.entries)
     trace.entries_sha256 = listed.sha256
     if debugging():
         trace.resolved = [(v.name, v.decision, v.resolution) for v in listed.entries]
@@ -303,10 +302,11 @@ def _entry(found: Visible) -> CatalogEntry:
 
 def _suggest(trace: Trace, agent: Agent, ref: SkillRef, error: SkillNotFound) -> None:
     """Name up to three skills that the agent may see and may have meant."""
-    seen = trace.snapshot.derive(("visible", agent.name), lambda: visible(trace.snapshot.catalog, agent))
-    names = [v.name for v in seen[:_SUGGESTED_FROM]]
-    close = difflib.get_close_matches(ref.name, names, n=3)
+    group = ref.name.rpartition("/")[0]
+    kin = [v.name for v in _visible(trace, agent) if v.name.rpartition("/")[0] == group][:_SUGGESTED_FROM]
+    close = difflib.get_close_matches(ref.name.rpartition("/")[2], [name.rpartition("/")[2] for name in kin], n=3)
     if close:
+        close = [f"{group}/{name}" if group else name for name in close]
         error.metadata = {**error.metadata, "suggestions": ", ".join(close)}
         error.message += f" Did you mean {', '.join(close)}?"
 

@@ -195,7 +195,9 @@ class ChainWriter:
         if self._pipeline is None:
             options = (
                 f"-c role={DatabaseRole.AUDIT.value} -c lock_timeout={_LOCK_TIMEOUT_MS}"
-                f" -c statement_timeout={_STATEMENT_TIMEOUT_MS}"
+                f" -c statement_timeout={_STATEMENT_TIMEOUT_MS} -c timezone=UTC"
+                # A server that hangs between two statements must not keep the chains of its tenants locked.
+                f" -c idle_in_transaction_session_timeout={2 * _STATEMENT_TIMEOUT_MS}"
             )
             self._connection = psycopg.connect(self._conninfo, options=options, connect_timeout=2, autocommit=True)
             self._pipeline = Pipeline(self._connection, _STATEMENTS)

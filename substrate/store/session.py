@@ -6,7 +6,9 @@ and advances chain heads of any tenant, on the one connection of `substrate.stor
 its own grants. `Database` hands out transactions and nothing else, so no statement runs outside of one.
 """
 
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -15,14 +17,17 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 
 from substrate.domain.errors import DeadlineExceeded, StoreUnavailable
 from substrate.domain.names import TenantId
 
 _MAX_STATEMENT_SECONDS = 30.0
 _CANCEL_SECONDS = 1.0
+_OPERATOR_CONNECTIONS = 4
+_MAX_WAIT_SECONDS = 5.0
+_SESSION = "-c timezone=UTC -c idle_in_transaction_session_timeout=35s"
+"""A session in UTC, whose locks end soon after its server hangs: a little later than the longest statement may."""
 _QUERY_CANCELED = "57014"
 _SETTINGS = text("SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true)")
 
@@ -48,12 +53,17 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 16) -> None:
         self._engines = {
             DatabaseRole.APP: _engine(url, DatabaseRole.APP, pool_size),
-            DatabaseRole.OPERATOR: _engine(url, DatabaseRole.OPERATOR, 4),
+            DatabaseRole.OPERATOR: _engine(url, DatabaseRole.OPERATOR, _OPERATOR_CONNECTIONS),
         }
-        self._in_use: set[psycopg.Connection[Any]] = set()
+        # SQLAlchemy's pool would wait its own time for a connection, whatever is left of the call's.
+        self._places = {
+            DatabaseRole.APP: threading.BoundedSemaphore(pool_size),
+            DatabaseRole.OPERATOR: threading.BoundedSemaphore(_OPERATOR_CONNECTIONS),
+        }
+        self._in_use: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
         for engine in self._engines.values():
             event.listen(engine, "checkout", lambda connection, *_: self._in_use.add(connection))
-            event.listen(engine, "checkin", lambda connection, *_: self._in_use.discard(connection))
+            event.listen(engine, "checkin", lambda connection, *_: connection and self._in_use.discard(connection))
 
     @contextmanager
     def tenant(
@@ -80,7 +90,8 @@ class Database:
     def interrupt(self) -> None:
         """Cancel every statement in progress; whoever waits for one gets DeadlineExceeded."""
         for connection in tuple(self._in_use):
-            connection.cancel_safe(timeout=_CANCEL_SECONDS)
+            if not connection.closed:
+                connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -94,6 +105,8 @@ class Database:
         left = _MAX_STATEMENT_SECONDS if deadline is None else deadline - time.monotonic()
         if left <= 0:
             raise DeadlineExceeded("The deadline passed before the database was asked.")
+        if not self._places[role].acquire(timeout=min(left, _MAX_WAIT_SECONDS)):
+            raise StoreUnavailable("All database connections are busy; try again shortly.")
         milliseconds = max(1, int(min(left, _MAX_STATEMENT_SECONDS) * 1000))
         try:
             with self._engines[role].connect() as connection:
@@ -104,8 +117,8 @@ class Database:
                     yield connection
         except DBAPIError as error:
             raise _translated(error) from error
-        except PoolTimeoutError as error:
-            raise StoreUnavailable("All database connections are busy; try again shortly.") from error
+        finally:
+            self._places[role].release()
 
 
 def _translated(error: DBAPIError) -> Exception:
@@ -113,8 +126,9 @@ def _translated(error: DBAPIError) -> Exception:
     state = getattr(error.orig, "sqlstate", None)
     if state == _QUERY_CANCELED:
         return DeadlineExceeded("The deadline passed while the database was working.")
-    # No state at all means that no connection was had; 08 is its loss, 57P the server's end, 53 its exhaustion.
-    if error.connection_invalidated or state is None or state[:2] in ("08", "53", "55") or state.startswith("57P"):
+    # Without a state no connection was had; 08 is its loss, 57P and 25P the server's end of it, 53 its exhaustion.
+    lost = isinstance(error, OperationalError) if state is None else state[:2] in ("08", "53", "55")
+    if error.connection_invalidated or lost or (state or "").startswith(("57P", "25P")):
         return StoreUnavailable("The database cannot be reached or is busy; try again shortly.")
     return error
 
@@ -128,8 +142,7 @@ def _engine(url: str, role: DatabaseRole, pool_size: int) -> Engine:
         parsed,
         pool_size=pool_size,
         max_overflow=0,
-        pool_timeout=5,
-        connect_args={"options": f"-c role={role.value}", "connect_timeout": 5},
+        connect_args={"options": f"-c role={role.value} {_SESSION}", "connect_timeout": 5, "tcp_user_timeout": 10_000},
         hide_parameters=True,
     )
 
@@ -157,7 +170,14 @@ def check_roles(database: Database) -> None:
                 ),
                 {"names": names},
             ).scalars()
+            inherited = connection.execute(
+                text(
+                    "SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE pg_has_role(session_user, name, 'USAGE')"
+                ),
+                {"names": names},
+            ).scalars()
             problems = [f"{name} is a superuser or has BYPASSRLS" for name in powerful]
+            problems += [f"the login role inherits from {name}" for name in inherited]
             problems += [f"{name} owns tables" for name in owning]
     except SQLAlchemyError as error:
         raise StoreUnavailable(f"The database cannot be used: {error.__cause__ or error}") from error

@@ -10,6 +10,7 @@ import pytest
 
 from substrate.domain.identity import Role
 from substrate.domain.tokens import page_token
+from substrate.rpc import interceptors
 from substrate.rpc.client import CallFailed, Client
 from tests.rpc.wire import bearer, path_of
 from tests.servers import Cluster, RunningServer, TestTenant
@@ -163,7 +164,9 @@ def test_messages_and_metadata_beyond_the_limits_do_not_reach_a_method(server: R
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_an_answer_beyond_the_limit_is_refused_with_a_reason(cluster: Cluster, tenant: TestTenant) -> None:
+def test_a_page_of_large_agents_ends_before_it_is_larger_than_what_clients_accept(
+    cluster: Cluster, tenant: TestTenant
+) -> None:
     many = (
         "INSERT INTO agents (tenant_id, name, description, skills, definition, content_sha256, revision, created_at,"
         " updated_at, updated_by) SELECT %s, 'a-' || number, '', '{}', json_build_object('prompt', repeat('x', 60000)),"
@@ -171,17 +174,28 @@ def test_an_answer_beyond_the_limit_is_refused_with_a_reason(cluster: Cluster, t
     )
     assert owner.change(cluster, many, tenant.name) == 150
     tenant.author.call("AgentService.PutAgent", agent={"name": "one-more"})
-    assert sum(len(page.agents) for page in tenant.author.pages("AgentService.ListAgents", page_size=20)) > 150
-    failed = refused(tenant.author, "AgentService.ListAgents", page_size=1000)
-    assert (failed.code, failed.reason) == ("RESOURCE_EXHAUSTED", "TOO_LARGE")
-    assert int(failed.metadata["limit"]) == 8 * 1024 * 1024
+    pages = list(tenant.author.pages("AgentService.ListAgents", page_size=1000))
+    assert max(page.ByteSize() for page in pages) < 4 * 1024 * 1024
+    assert {page.total_size for page in pages} == {sum(len(page.agents) for page in pages)}
+    assert sum(agent.name.startswith("a-") for page in pages for agent in page.agents) == 150
+
+
+def test_an_answer_beyond_the_limit_is_refused_with_a_reason(
+    tenant: TestTenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptors, "MAX_ANSWER_BYTES", 1000)
+    for method, fields in (("ListSkills", {}), ("InvokeSkill", {"name": "doc/query"})):
+        failed = refused(tenant.runtime, f"SkillService.{method}", agent="doc-manager", **fields)
+        assert (failed.code, failed.reason) == ("RESOURCE_EXHAUSTED", "TOO_LARGE")
+        assert failed.metadata["limit"] == "1000"
+    assert tenant.runtime.call("SkillService.ListSkills", agent="doc-manager", pattern="doc/query").total_size == 1
 
 
 FORGED = ["abc", "\0", "-1", "9" * 1000, "1e9", "\u00b2", "\ud800", "doc/x'; --", " "]
 PAGED: dict[str, Callable[[str], tuple[object, ...]]] = {
-    "AgentService.ListAgents": lambda _: ("ListAgents",),
-    "SkillDefService.ListSkillDefs": lambda _: ("ListSkillDefs", "", False, ""),
-    "SkillDefService.ListCatalog": lambda _: ("ListCatalog", "", ""),
+    "AgentService.ListAgents": lambda tenant: ("ListAgents", tenant),
+    "SkillDefService.ListSkillDefs": lambda tenant: (tenant, "ListSkillDefs", "", False, ""),
+    "SkillDefService.ListCatalog": lambda tenant: (tenant, "ListCatalog", "", ""),
     "TenantService.ListTenants": lambda _: ("ListTenants",),
     "TenantService.ListKeys": lambda tenant: ("ListKeys", tenant),
     "AuditService.QueryAuditEvents": lambda tenant: ("QueryAuditEvents", tenant, "{}"),
@@ -193,6 +207,8 @@ def test_a_page_token_that_somebody_made_up_does_no_harm(tenant: TestTenant, met
     operator = method.startswith("TenantService")
     client: Client = tenant.server.operator() if operator else tenant.author
     fields = {"tenant": tenant.name} if method == "TenantService.ListKeys" else {}
+    # What the token is bound to is known here, so that what is made up gets as far as it can.
+    client.call(method, page_token=page_token("1", *PAGED[method](tenant.name)), **fields)
     for after in FORGED:
         token = page_token(after, *PAGED[method](tenant.name))
         try:

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 
 import pytest
@@ -21,8 +21,6 @@ from tests.store.owner import connect, rows, value
 ROLES = tenants_pb2.Role
 LIST = {"agent": "doc-manager"}
 
-_numbers = count(1)
-
 
 @pytest.fixture(scope="module")
 def operator(server: RunningServer) -> Client:
@@ -37,7 +35,7 @@ def second(cluster: Cluster) -> Iterator[RunningServer]:
 
 def _new_tenant(operator: Client) -> str:
     """Make a tenant and return its id."""
-    return str(operator.call("TenantService.CreateTenant", tenant=f"keys-{next(_numbers)}").tenant.tenant)
+    return str(operator.call("TenantService.CreateTenant", tenant=f"keys-{secrets.token_hex(6)}").tenant.tenant)
 
 
 def _issue(operator: Client, tenant: str, role: str = "ROLE_RUNTIME", **fields: object) -> Any:

@@ -1,7 +1,7 @@
 """Operators make tenants, and each call about one is in that tenant's log."""
 
+import secrets
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from typing import Any
 
 import pytest
@@ -17,8 +17,6 @@ from tests.store.owner import rows, value
 ROLES = tenants_pb2.Role
 LIST = {"agent": "doc-manager"}
 
-_numbers = count(1)
-
 
 @pytest.fixture(scope="module")
 def operator(server: RunningServer) -> Client:
@@ -26,7 +24,7 @@ def operator(server: RunningServer) -> Client:
 
 
 def _new_tenant(operator: Client, **fields: object) -> Any:
-    return operator.call("TenantService.CreateTenant", tenant=f"made-{next(_numbers)}", **fields)
+    return operator.call("TenantService.CreateTenant", tenant=f"made-{secrets.token_hex(6)}", **fields)
 
 
 def _issue(operator: Client, tenant: str, role: str = "ROLE_RUNTIME", **fields: object) -> Any:

@@ -99,7 +99,7 @@ def refusal(
     return barrier_of_tools(agent, resolution.winner) or barrier_of_caller(resolution.winner, kind, paths)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(catalog=catalogs, agent=agents, kind=kinds, paths=touched)
 def test_the_list_is_the_set_of_names_that_can_be_invoked(
     catalog: Catalog, agent: Agent, kind: CallerKind, paths: list[str]
@@ -111,7 +111,7 @@ def test_the_list_is_the_set_of_names_that_can_be_invoked(
     assert names == sorted(name for name, error in refusals.items() if error is None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(catalog=catalogs, agent=agents)
 def test_an_explanation_foretells_what_an_invocation_by_the_model_meets(catalog: Catalog, agent: Agent) -> None:
     for name in NAMES:
@@ -121,7 +121,7 @@ def test_an_explanation_foretells_what_an_invocation_by_the_model_meets(catalog:
         assert told.would_succeed is (error is None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(catalog=catalogs, agent=agents, kind=kinds, paths=touched, more=st.sampled_from(PATHS))
 def test_a_path_more_hides_nothing_and_an_entry_that_denies_shows_nothing(
     catalog: Catalog, agent: Agent, kind: CallerKind, paths: list[str], more: str
@@ -137,7 +137,7 @@ def test_a_path_more_hides_nothing_and_an_entry_that_denies_shows_nothing(
         assert not any(0 in tighter.allowlist.matching(name) for name in kept)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(own=tenants, static=statics, agent=agents, kind=kinds, paths=touched)
 def test_the_rules_told_plainly_give_the_same_list(
     own: tuple[Layer, Layer], static: StaticCatalog, agent: Agent, kind: CallerKind, paths: list[str]
