@@ -1,14 +1,30 @@
 """Log lines: JSON for machines, colours for a terminal, always on standard error."""
 
+import contextlib
 import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class _Standing:
+    """Standard error as long as it can be written to: a full disk or a closed pipe must not fail a call."""
+
+    def write(self, text: str) -> int:
+        """Write `text`, or drop it."""
+        with contextlib.suppress(OSError, ValueError):
+            return sys.stderr.write(text)
+        return 0
+
+    def flush(self) -> None:
+        """Hand on what was written, if that can be."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
 
 
 def configure(level: str, style: str) -> None:
@@ -40,11 +56,11 @@ def configure(level: str, style: str) -> None:
     structlog.configure(
         processors=chain,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Standing())),
         cache_logger_on_first_use=True,
     )
     # Libraries speak through `logging`; what they warn of gets the form of our own lines.
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(cast("TextIO", _Standing()))
     without_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[without_meta, *chain]))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

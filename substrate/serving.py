@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -61,24 +62,11 @@ def serve_worker(settings: Settings) -> int:
     if settings.database_url is None:
         raise InvalidConfig(summary="A worker is given its database by its parent.")
     events = _events()
-    _favour_throughput()
     app = assemble(settings, settings.database_url, load_static(settings.config), share_port=True)
     try:
-        app.server.start(_listener(settings))
-        freeze()
-        return run_worker(app, settings, events)
+        return run_worker(app, settings, events, partial(app.server.start, _listener(settings)))
     finally:
         app.close(settings.drain_seconds, settings.probe_seconds)
-
-
-def _favour_throughput() -> None:
-    """Keep threads, which this one is about to start, from interrupting each other whenever one is woken.
-
-    Python runs one of them at a time anyway: a thread that interrupts another at once only finds that it must wait.
-    Every call wakes some eight threads, so this saves a tenth of its processor time.
-    """
-    with suppress(OSError):  # It is no more than a hint, and a sandbox may forbid it.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _events() -> "queue.SimpleQueue[object]":
@@ -112,7 +100,6 @@ def _serve_alone(
     *,
     embedded: bool,
 ) -> int:
-    _favour_throughput()
     app = assemble(settings, url, static)
     try:
         port = app.server.start(listener)

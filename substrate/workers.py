@@ -1,13 +1,16 @@
 """Several server processes on one port.
 
 The parent owns what there is one of: embedded PostgreSQL, signals and the merged metrics. It starts each worker afresh
-(a fork would copy gRPC's threads' locks), and they share the port by SO_REUSEPORT. Parent and worker talk in lines: the
-parent writes ``prepare``, ``switch`` and ``drop`` to a worker's standard input, and reads ``ready``, ``prepared``,
-``refused`` and ``switched`` with the digest of the static state. A worker whose standard input ends has lost its parent
-and stops.
+(a fork would copy the locks of gRPC's threads), and they share the port by SO_REUSEPORT. Parent and worker talk in
+lines. A worker says ``loaded <digest>`` when it has read the files, and opens the port only on ``open``, which the
+parent says if it serves that digest too; so no worker ever answers from other files than the rest. A worker whose
+standard input ends has lost its parent and stops.
 
-A reload happens in two steps, so that no two workers answer from different bundles for longer than it takes to read a
-line: all read the new files, and only when all have the same digest do they switch to it.
+A reload happens in two steps: on ``prepare <n>`` all read the new files and say ``prepared <n> <digest>`` or
+``refused <n>``, and only when all have the same digest do they ``switch <n>``; else they ``drop <n>``.
+
+A worker that ends by itself is replaced. While the files on disk are not those that are served, that cannot succeed; it
+is tried again with growing delays, and the other workers go on.
 """
 
 import os
@@ -28,17 +31,19 @@ from substrate.domain.errors import InvalidConfig
 from substrate.settings import Settings
 from substrate.sources.static import StaticState, load_static
 
-MAX_EARLY_DEATHS = 3
+FIRST_DELAY_SECONDS = 1.0
+LONGEST_DELAY_SECONDS = 60.0
 
 _log = structlog.get_logger("substrate.workers")
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker process as the parent sees it; `heard` is its last word and digest."""
+    """A worker process as the parent sees it; `answer` is what it said to the reload in progress."""
 
     process: "subprocess.Popen[str]"
-    heard: tuple[str, str] = ("", "")
+    is_open: bool = False
+    answer: str = ""
 
     def tell(self, line: str) -> None:
         """Write a line to the worker; one that has just ended will be noticed by its end."""
@@ -65,8 +70,9 @@ class Supervisor:
     events: "queue.SimpleQueue[object]"
     on_ready: Callable[[], None]
     workers: list[Worker] = field(default_factory=list)
-    _early_deaths: int = 0
-    _reloading: StaticState | None = None
+    _reload: int = 0
+    _wanted: StaticState | None = None
+    _delay: float = FIRST_DELAY_SECONDS
     _announced: bool = False
 
     def run(self) -> int:
@@ -74,10 +80,9 @@ class Supervisor:
         try:
             for _ in range(self.count):
                 self._spawn()
-            code = self._loop()
+            return self._loop()
         finally:
             self._end_all()
-        return code
 
     def _loop(self) -> int:
         while True:
@@ -89,51 +94,59 @@ class Supervisor:
                 case signal.SIGCHLD:
                     _log.error("postgres.ended", hint="The embedded PostgreSQL ended; start the server again.")
                     return 1
+                case "spawn":
+                    self._spawn()
                 case (Worker() as worker, None) if worker in self.workers:
-                    if not self._replace(worker):
+                    if not self._lose(worker):
                         return 1
                 case (Worker() as worker, str(line)):
-                    word, _, digest = line.partition(" ")
-                    worker.heard = (word, digest)
-                    self._heard(worker)
+                    self._heard(worker, line.split(" "))
 
-    def _heard(self, worker: Worker) -> None:
-        words = [other.heard[0] for other in self.workers]
-        if worker.heard[0] == "ready":
-            _log.info("worker.ready", pid=worker.process.pid, static_digest=worker.heard[1])
-            if self._reloading is not None:
-                worker.tell("prepare")
-            elif worker.heard[1] != self.static.digest:
-                # The files changed while it started: bring everybody to one state.
-                self._prepare()
-            if not self._announced and all(word == "ready" for word in words):
-                self._announced = True
-                self.on_ready()
-        elif worker.heard[0] in ("prepared", "refused") and all(word in ("prepared", "refused") for word in words):
-            self._finish_reload()
+    def _heard(self, worker: Worker, words: list[str]) -> None:
+        match words:
+            case ["loaded", digest] if digest == self.static.digest and self._wanted is None:
+                worker.tell("open")
+            case ["loaded", _]:
+                _log.error("worker.refused", hint="The files are not those that are served; reload with SIGHUP.")
+                worker.process.terminate()
+            case ["open"]:
+                worker.is_open = True
+                self._delay = FIRST_DELAY_SECONDS
+                _log.info("worker.ready", pid=worker.process.pid, static_digest=self.static.digest)
+                if not self._announced and sum(other.is_open for other in self.workers) == self.count:
+                    self._announced = True
+                    self.on_ready()
+            case ["prepared" | "refused", number, *digest] if number == str(self._reload):
+                worker.answer = digest[0] if digest else "refused"
+                self._finish_reload()
 
     def _prepare(self) -> None:
         """First step of a reload: the parent reads the files, and if they are good, all workers do."""
         try:
-            self._reloading = load_static(self.config)
+            self._wanted = load_static(self.config)
         except InvalidConfig as error:
             refuse_reload(self.static, error)
             return
+        self._reload += 1
         for worker in self.workers:
-            worker.heard = ("asked", "")
-            worker.tell("prepare")
+            worker.answer = ""
+            worker.tell(f"prepare {self._reload}")
+        self._finish_reload()
 
     def _finish_reload(self) -> None:
-        """Second step: all switch, if all read the same."""
-        wanted = self._reloading
-        self._reloading = None
-        agreed = wanted is not None and all(worker.heard == ("prepared", wanted.digest) for worker in self.workers)
-        for worker in self.workers:
-            worker.tell("switch" if agreed else "drop")
-        if wanted is not None and agreed:
+        """Second step, once all that serve have answered: they switch, if all read the same."""
+        wanted = self._wanted
+        serving = [worker for worker in self.workers if worker.is_open]
+        if wanted is None or not all(worker.answer for worker in serving):
+            return
+        self._wanted = None
+        agreed = all(worker.answer == wanted.digest for worker in serving)
+        for worker in serving:
+            worker.tell(f"{'switch' if agreed else 'drop'} {self._reload}")
+        if agreed:
             report(wanted)
             self.static = wanted
-            _log.info("reload.done", static_digest=wanted.digest, workers=len(self.workers))
+            _log.info("reload.done", static_digest=wanted.digest, workers=len(serving))
         else:
             _log.error("reload.refused", kept=self.static.digest, hint="The files changed while they were read.")
 
@@ -158,15 +171,20 @@ class Supervisor:
         worker.process.wait()
         self.events.put((worker, None))
 
-    def _replace(self, worker: Worker) -> bool:
-        """Start another worker for one that ended by itself; False when they keep ending before they serve."""
+    def _lose(self, worker: Worker) -> bool:
+        """Note the end of a worker and see to another; False when the start as a whole has failed."""
         self.workers.remove(worker)
         _log.error("worker.ended", pid=worker.process.pid, code=worker.process.returncode)
-        if worker.heard[0] == "":
-            self._early_deaths += 1
-            if self._early_deaths >= MAX_EARLY_DEATHS:
-                return False
-        self._spawn()
+        if not self._announced:
+            return False
+        self._finish_reload()
+        if worker.is_open:
+            self._spawn()
+        else:
+            timer = threading.Timer(self._delay, self.events.put, ["spawn"])
+            timer.daemon = True
+            timer.start()
+            self._delay = min(2 * self._delay, LONGEST_DELAY_SECONDS)
         return True
 
     def _end_all(self) -> None:
@@ -176,34 +194,38 @@ class Supervisor:
             worker.process.wait()
 
 
-def run_worker(app: App, settings: Settings, events: "queue.SimpleQueue[object]") -> int:
-    """Serve as one of several: do what the parent writes to standard input, until it ends or a signal comes."""
+def run_worker(app: App, settings: Settings, events: "queue.SimpleQueue[object]", serve: Callable[[], object]) -> int:
+    """Do what the parent writes to standard input, until it ends or a signal comes; `serve` opens the port."""
     threading.Thread(target=_read_orders, args=(events,), daemon=True).start()
     prepared: StaticState | None = None
-    _say("ready", app.snapshots.static.digest)
+    _say("loaded", app.snapshots.static.digest)
     while True:
         match events.get():
-            case signal.SIGTERM | signal.SIGINT | "":
+            case signal.SIGTERM | signal.SIGINT | []:
                 return 0
-            case "prepare":
+            case ["open"]:
+                serve()
+                freeze()
+                _say("open")
+            case ["prepare", str(number)]:
                 try:
                     prepared = load_static(settings.config)
-                    _say("prepared", prepared.digest)
+                    _say("prepared", number, prepared.digest)
                 except InvalidConfig:
-                    _say("refused", "")
-            case "switch" if prepared is not None:
+                    _say("refused", number)
+            case ["switch", _] if prepared is not None:
                 app.replace_static(prepared)
+                prepared = None
                 freeze()
-                _say("switched", prepared.digest)
-            case "drop":
+            case ["drop", _]:
                 prepared = None
 
 
 def _read_orders(events: "queue.SimpleQueue[object]") -> None:
     for line in sys.stdin:
-        events.put(line.strip())
-    events.put("")
+        events.put(line.split())
+    events.put([])
 
 
-def _say(word: str, digest: str) -> None:
-    print(word, digest, flush=True)  # noqa: T201 - the parent reads it.
+def _say(*words: str) -> None:
+    print(*words, flush=True)  # noqa: T201 - the parent reads it.

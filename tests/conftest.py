@@ -10,11 +10,21 @@ from hypothesis import settings
 # another program at once and needs none of them. gRPC looks at this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
+from tests.servers import Cluster, RunningServer, TestTenant, open_clients, running_cluster, running_server
 
 # The suite gives the same verdict on the same code; HYPOTHESIS_PROFILE=default looks further, with other examples.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+@pytest.fixture(autouse=True)
+def _connections() -> Iterator[None]:
+    """Close the connections that a test makes for itself, or a session of them would exhaust the open files."""
+    before = len(open_clients)
+    yield
+    for client in open_clients[before:]:
+        client.close()
+    del open_clients[before:]
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,9 @@ from substrate.store.session import Database
 
 _numbers = itertools.count(1)
 
+open_clients: list[Client] = []
+"""Every client that has been made and not been forgotten; each holds a connection."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -71,7 +74,9 @@ class RunningServer:
 
     def client(self, key: str, timeout: float = 10.0) -> Client:
         """Return a client with `key`, closed with the server."""
-        return self.stack.enter_context(Client(self.address, key, timeout=timeout))
+        client = self.stack.enter_context(Client(self.address, key, timeout=timeout))
+        open_clients.append(client)
+        return client
 
     def key(self, tenant: str, role: Role, agent: str = "") -> str:
         """Issue a key straight in the database and return its text."""

@@ -70,18 +70,35 @@ class CountedPool(ThreadPoolExecutor):
             self._held += more
 
 
+class Aside:
+    """Threads for what must be answered however busy the server is: each kind has its own, so none starves another.
+
+    `health` answers checks, `refusals` says OVERLOADED, `streams` holds reflection, which may stay open.
+    """
+
+    def __init__(self, threads: int = 4) -> None:
+        self.health = ThreadPoolExecutor(threads, thread_name_prefix="health")
+        self.refusals = ThreadPoolExecutor(threads, thread_name_prefix="refusal")
+        self.streams = ThreadPoolExecutor(threads, thread_name_prefix="stream")
+
+    def shutdown(self) -> None:
+        """Wait until all threads are idle, and end them."""
+        for pool in (self.health, self.refusals, self.streams):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
 class Calls(grpc.ServerInterceptor):
     """Wraps every method.
 
-    `admitted` is how many calls may be held before more are refused as OVERLOADED. `aside` is a small pool for what
-    must be answered even then: health, refusals and reflection. `authenticate` admits a bearer to reflection.
-    `finished` is told of every call: its method, its code and how many seconds it took.
+    `admitted` is how many calls may be held before more are refused as OVERLOADED. What must be answered even then has
+    small pools of its own in `aside`. `authenticate` admits a bearer to reflection. `finished` is told of every call:
+    its method, its code and how many seconds it took.
     """
 
     def __init__(
         self,
         pool: CountedPool,
-        aside: ThreadPoolExecutor,
+        aside: "Aside",
         admitted: int,
         clock: Clock,
         authenticate: Callable[[Call], None],
@@ -94,7 +111,7 @@ class Calls(grpc.ServerInterceptor):
         self._authenticate = authenticate
         self._finished = finished
         self._wrapped: dict[str, Handler] = {}
-        self._overloaded = self._on_the_side(self._refuse)
+        self._refusing: dict[str, Handler] = {}
 
     def intercept_service(
         self,
@@ -104,7 +121,7 @@ class Calls(grpc.ServerInterceptor):
         """Return who handles the call; nothing here may block."""
         method = handler_call_details.method
         if self._pool.held >= self._admitted and not method.startswith(_HEALTH):
-            return grpc.unary_unary_rpc_method_handler(self._overloaded)
+            return self._refusal(method)
         known = self._wrapped.get(method)
         if known is None:
             found = continuation(handler_call_details)
@@ -120,24 +137,17 @@ class Calls(grpc.ServerInterceptor):
                     self._watch(handler.unary_stream), handler.request_deserializer, handler.response_serializer
                 )
             return grpc.unary_unary_rpc_method_handler(
-                self._on_the_side(handler.unary_unary), handler.request_deserializer, handler.response_serializer
+                _on(self._aside.health, handler.unary_unary), handler.request_deserializer, handler.response_serializer
             )
         if method.startswith(_REFLECTION):
             return grpc.stream_stream_rpc_method_handler(
-                self._on_the_side(self._behind_a_key(method, handler.stream_stream)),
+                _on(self._aside.streams, self._behind_a_key(method, handler.stream_stream)),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
             self._unary(method, handler.unary_unary, handler.request_deserializer)
         )
-
-    def _on_the_side(self, behaviour: Behaviour) -> Behaviour:
-        def aside(request: Any, context: grpc.ServicerContext) -> Any:
-            return behaviour(request, context)
-
-        aside.experimental_thread_pool = self._aside  # type: ignore[attr-defined]  # This is how grpc is told of a pool.
-        return aside
 
     def _watch(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         """Begin a watch on the side; it holds no thread while it waits for a change."""
@@ -146,23 +156,41 @@ class Calls(grpc.ServerInterceptor):
             return behaviour(request, context, send)
 
         aside.experimental_non_blocking = True  # type: ignore[attr-defined]  # So is grpc told to hand over `send`.
-        aside.experimental_thread_pool = self._aside  # type: ignore[attr-defined]  # As above.
+        aside.experimental_thread_pool = self._aside.health  # type: ignore[attr-defined]  # And of a pool.
         return aside
 
-    def _refuse(self, _: Any, context: grpc.ServicerContext) -> bytes:
-        error = Overloaded("The server has as many calls in hand as it can serve; try again in a moment.")
-        self._finished("", grpc.StatusCode.RESOURCE_EXHAUSTED.name, 0.0)
-        return _aborted(context, errors.status_of(error))
+    def _refusal(self, method: str) -> Handler:
+        """Return a handler that refuses `method` because there is too much to do."""
+
+        def refuse(_: Any, context: grpc.ServicerContext) -> bytes:
+            error = Overloaded("The server has as many calls in hand as it can serve; try again in a moment.")
+            self._note(method, None, errors.code_of(error), error.reason, 0.0)
+            return _aborted(context, errors.status_of(error))
+
+        known = self._refusing.get(method)
+        if known is None:
+            known = self._refusing[method] = grpc.unary_unary_rpc_method_handler(_on(self._aside.refusals, refuse))
+        return known
 
     def _behind_a_key(self, method: str, behaviour: Behaviour) -> Behaviour:
         def guarded(requests: Any, context: grpc.ServicerContext) -> Any:
             try:
                 self._authenticate(self._call(method, context))
             except SubstrateError as error:
-                return _aborted(context, errors.status_of(error))
-            return behaviour(requests, context)
+                status = errors.status_of(error)
+            except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
+                status = self._fault(method)
+            else:
+                return behaviour(requests, context)
+            return _aborted(context, status)
 
         return guarded
+
+    def _fault(self, method: str) -> status_pb2.Status:
+        """Log the exception at hand under an id, and return the status that names the id alone."""
+        error_id = str(uuid.uuid4())
+        _log.exception("call.failed", method=method, error_id=error_id)
+        return errors.internal(error_id)
 
     def _unary(self, method: str, behaviour: Behaviour, decode: Callable[[bytes], Any]) -> Behaviour:
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -178,9 +206,7 @@ class Calls(grpc.ServerInterceptor):
                 status = errors.status_of(error, call.decision_id if call else "")
                 code, reason = errors.code_of(error), error.reason
             except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
-                error_id = str(uuid.uuid4())
-                _log.exception("call.failed", method=method, error_id=error_id)
-                status = errors.internal(error_id)
+                status = self._fault(method)
                 code, reason = grpc.StatusCode.INTERNAL, "INTERNAL"
             finally:
                 self._note(method, call, code, reason, time.monotonic() - started)
@@ -218,6 +244,16 @@ class _Context:
     def __init__(self, context: grpc.ServicerContext, call: Call) -> None:
         self.grpc = context
         self.call = call
+
+
+def _on(pool: ThreadPoolExecutor, behaviour: Behaviour) -> Behaviour:
+    """Let `pool` run a behaviour instead of the server's own."""
+
+    def aside(request: Any, context: grpc.ServicerContext) -> Any:
+        return behaviour(request, context)
+
+    aside.experimental_thread_pool = pool  # type: ignore[attr-defined]  # This is how grpc is told of a pool.
+    return aside
 
 
 def call_of(context: Any) -> Call:

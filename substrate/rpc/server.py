@@ -3,7 +3,6 @@
 import ipaddress
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -18,7 +17,7 @@ from substrate.api.v1.skills_pb2_grpc import add_SkillServiceServicer_to_server
 from substrate.api.v1.tenants_pb2_grpc import add_TenantServiceServicer_to_server
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
-from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Calls, CountedPool
+from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Aside, Calls, CountedPool
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
@@ -27,8 +26,6 @@ from substrate.services.decisions import Clock
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
-
-_ASIDE_THREADS = 4
 
 
 class UnsafeListenerError(Exception):
@@ -71,7 +68,7 @@ class Server:
         share_port: bool = False,
     ) -> None:
         self._pool = CountedPool(threads)
-        self._aside = ThreadPoolExecutor(_ASIDE_THREADS, thread_name_prefix="aside")
+        self._aside = Aside()
         # A pool given here would be shared by all servers of the process, and gone with the first that stops.
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._server = grpc.server(
@@ -140,8 +137,8 @@ class Server:
 
     def join(self) -> None:
         """Wait until no thread works for a call any more; `stop` ends the calls, but not the threads."""
-        for pool in (self._pool, self._aside):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._aside.shutdown()
 
 
 def require_safe(listener: Listener) -> None:

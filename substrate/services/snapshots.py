@@ -23,6 +23,7 @@ from substrate.sources.static import StaticState
 from substrate.sources.tenant import TenantSource, TenantState
 
 MAX_SNAPSHOTS = 10_000
+MAX_UNKNOWN_TENANTS = 1_000
 _MAX_DERIVED = 64
 _MAX_ADMITTED = 256
 
@@ -98,6 +99,8 @@ class Snapshots:
         self._static = static
         self._lock = threading.Lock()
         self._known: OrderedDict[TenantId, Snapshot] = OrderedDict()
+        # Apart from the others, which made-up names could else displace.
+        self._unknown: OrderedDict[TenantId, Snapshot] = OrderedDict()
         self._flights: dict[TenantId, _Flight] = {}
 
     @property
@@ -113,6 +116,8 @@ class Snapshots:
         """Return the snapshot at hand, which may be old, or load one."""
         with self._lock:
             known = self._known.get(tenant)
+            if known is None and tenant in self._unknown:
+                return self._unknown[tenant]
             if known is not None:
                 self._known.move_to_end(tenant)
                 if known.static is not self._static:
@@ -143,6 +148,7 @@ class Snapshots:
         """Drop the snapshot of a tenant that was just written to, so that the next call need not find it stale."""
         with self._lock:
             self._known.pop(tenant, None)
+            self._unknown.pop(tenant, None)
 
     def _fly(self, tenant: TenantId, flight: _Flight, deadline: float | None) -> Snapshot:
         try:
@@ -154,12 +160,13 @@ class Snapshots:
             raise
         with self._lock:
             del self._flights[tenant]
-            # A tenant that does not exist is not kept, or made-up names could fill the memory.
-            if found.state.revision is not None:
-                self._known[tenant] = found
-                self._known.move_to_end(tenant)
-                if len(self._known) > MAX_SNAPSHOTS:
-                    self._known.popitem(last=False)
+            exists = found.state.revision is not None
+            (self._unknown if exists else self._known).pop(tenant, None)
+            kept, limit = (self._known, MAX_SNAPSHOTS) if exists else (self._unknown, MAX_UNKNOWN_TENANTS)
+            kept[tenant] = found
+            kept.move_to_end(tenant)
+            if len(kept) > limit:
+                kept.popitem(last=False)
         flight.result.set_result(found)
         return found
 

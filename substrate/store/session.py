@@ -63,7 +63,7 @@ class Database:
         self._in_use: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
         for engine in self._engines.values():
             event.listen(engine, "checkout", lambda connection, *_: self._in_use.add(connection))
-            event.listen(engine, "checkin", lambda connection, *_: connection and self._in_use.discard(connection))
+            event.listen(engine, "checkin", self._returned)
 
     @contextmanager
     def tenant(
@@ -97,6 +97,11 @@ class Database:
         """Close every idle connection."""
         for engine in self._engines.values():
             engine.dispose()
+
+    def _returned(self, connection: "psycopg.Connection[Any] | None", _: object) -> None:
+        # There is no connection any more when it was lost; the set forgets such ones by itself.
+        if connection is not None:
+            self._in_use.discard(connection)
 
     @contextmanager
     def _begin(
@@ -172,7 +177,8 @@ def check_roles(database: Database) -> None:
             ).scalars()
             inherited = connection.execute(
                 text(
-                    "SELECT name FROM unnest(CAST(:names AS text[])) AS name WHERE pg_has_role(session_user, name, 'USAGE')"
+                    "SELECT name FROM unnest(CAST(:names AS text[])) AS name"
+                    " WHERE pg_has_role(session_user, name, 'USAGE')"
                 ),
                 {"names": names},
             ).scalars()
