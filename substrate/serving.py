@@ -62,7 +62,12 @@ def serve_worker(settings: Settings) -> int:
     if settings.database_url is None:
         raise InvalidConfig(summary="A worker is given its database by its parent.")
     events = _events()
-    app = assemble(settings, settings.database_url, load_static(settings.config), share_port=True)
+    try:
+        static = load_static(settings.config)
+    except InvalidConfig as error:
+        _log.error("worker.config_refused", problems=[f"{v.field}: {v.description}" for v in error.violations])
+        return 1
+    app = assemble(settings, settings.database_url, static, share_port=True)
     try:
         return run_worker(app, settings, events, partial(app.server.start, _listener(settings)))
     finally:

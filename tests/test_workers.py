@@ -133,3 +133,30 @@ def test_workers_need_a_port_that_nobody_has(data_dir: Path, config: Path) -> No
         for listen, said in ((f"127.0.0.1:{port}", "in use"), ("127.0.0.1:0", "port to share")):
             with pytest.raises(AssertionError, match=said), serving("--listen", listen, *options):
                 pass
+
+
+def test_reloads_close_together_end_with_the_newest_files(data_dir: Path, config: Path) -> None:
+    with serving(*start(data_dir, config)) as server:
+        workers_of(server)
+        for number in range(5):
+            config.write_text(CONFIG.format(description=f"Number {number}."))
+            server.send(signal.SIGHUP)
+        while list(seen(server, data_dir).values()) != [{"Number 4."}, {"Number 4."}]:
+            server.logged("reload.done")
+        assert server.stop() == 0
+
+
+def test_a_worker_lost_while_the_files_are_bad_does_not_take_the_others_along(data_dir: Path, config: Path) -> None:
+    good = config.read_text()
+    with serving(*start(data_dir, config)) as server:
+        lost, kept = workers_of(server)
+        config.write_text(good + "nonsense: 1\n")
+        os.kill(lost, signal.SIGKILL)
+        assert server.logged("worker.ended")["pid"] == lost
+        # The replacement cannot read the files, and is tried again.
+        assert server.logged("worker.ended")["pid"] not in (lost, kept)
+        assert list(seen(server, data_dir).values()) == [{"First."}]
+        config.write_text(good)
+        (new,) = workers_of(server, 1)
+        assert {name.rpartition("/")[2] for name in seen(server, data_dir)} == {str(kept), str(new)}
+        assert server.stop() == 0

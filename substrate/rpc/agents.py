@@ -5,6 +5,7 @@ from grpc import ServicerContext
 from substrate.api.v1 import agents_pb2 as pb
 from substrate.api.v1.agents_pb2_grpc import AgentServiceServicer
 from substrate.domain.agents import Agent
+from substrate.domain.catalog import LayerKind
 from substrate.domain.skillmatch import Allowlist
 from substrate.rpc import convert
 from substrate.rpc.interceptors import call_of
@@ -84,7 +85,7 @@ def _agent(agent: Agent) -> pb.Agent:
         allowlist_sha256=agent.allowlist_sha256,
         layer=convert.layer(agent.kind),
         origin=agent.origin,
-        etag=etag_of(agent),
+        etag=etag_of(agent) if agent.kind is LayerKind.TENANT else "",
         create_time=convert.timestamp(agent.created_at),
         update_time=convert.timestamp(agent.updated_at),
     )

@@ -96,11 +96,11 @@ def test_a_list_records_what_it_was_narrowed_to_how_much_it_held_and_a_digest(te
         tenant.author.call("SkillDefService.CreateSkillDef", name=name, source=skill_md("mine"))
     users = skill_md("users", header="disable-model-invocation: true\n")
     tenant.author.call("SkillDefService.CreateSkillDef", name="doc/users", source=users)
-    everything = tenant.author.call("SkillDefService.ListCatalog").total_size
     listed = tenant.runtime.call("SkillService.ListSkills", **RUN)
     event = _recorded(tenant, listed.decision_id)
     assert (event.filter, event.admitted_count) == ("", len(listed.skills))
-    assert event.left_out_count == everything - len(listed.skills)
+    # Of what the allowlist admits one is for users; what it denies is not even counted.
+    assert event.left_out_count == 1
     assert SHA256.fullmatch(event.entries_sha256)
     assert (event.name, list(event.candidates), event.HasField("decision")) == ("", [], False)
     again = _recorded(tenant, tenant.runtime.call("SkillService.ListSkills", **RUN).decision_id)
@@ -228,10 +228,11 @@ def test_every_method_is_recorded_under_a_verb_of_its_own_tenant(cluster: Cluste
         ("SkillDefService.RetireSkillDef", {**name, "retired": False}, "unretire"),
         ("SkillDefService.SetSkillDisabled", {**name, "disabled": True, "reason": "Why."}, "disable"),
         ("SkillDefService.SetSkillDisabled", {**name, "disabled": False}, "enable"),
-        ("SkillDefService.ListSkillDefs", {"pattern": "own/*"}, "list"),
-        ("SkillDefService.ListCatalog", {}, "list"),
+        ("SkillDefService.ListSkillDefs", {"pattern": "own/*"}, "list_skill_defs"),
+        ("SkillDefService.ListCatalog", {}, "list_catalog"),
         ("AgentService.PutAgent", {"agent": {"name": "helper"}}, "put_agent"),
         ("AgentService.GetAgent", {"name": "helper"}, "get_agent"),
+        ("AgentService.ListAgents", {}, "list_agents"),
         ("AgentService.TestAllowlist", {}, "test_allowlist"),
         ("AuditService.QueryAuditEvents", {}, "query_audit"),
         ("AuditService.ExplainResolution", name, "explain"),

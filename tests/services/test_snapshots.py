@@ -1,5 +1,6 @@
 """Snapshots: loaded once for all who wait, never older than they claim to be, and never outlived by what they gave."""
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -157,12 +158,21 @@ def test_a_leader_that_runs_out_of_time_does_not_take_the_others_with_it(bench: 
     assert bench.source.loads == 2
 
 
-def test_a_tenant_that_does_not_exist_is_not_kept(bench: Bench) -> None:
-    nobody = TenantId("nobody-at-all")
-    assert bench.snapshots.current(nobody, None).state.revision is None
-    assert bench.snapshots.current(nobody, None).state.revision is None
-    assert bench.source.loads == 2
-    assert nobody not in bench.snapshots._known
+def test_tenants_that_do_not_exist_displace_none_that_do(bench: Bench, tenant: TestTenant) -> None:
+    known = bench.snapshots.current(TenantId(tenant.name), None)
+    for name in ("nobody-1", "nobody-2", "nobody-1"):
+        assert bench.snapshots.current(TenantId(name), None).state.revision is None
+    assert list(bench.snapshots._known) == [tenant.name]
+    assert bench.snapshots.current(TenantId(tenant.name), None) is known
+
+
+def test_a_tenant_is_served_from_the_moment_it_is_made(server: RunningServer) -> None:
+    name = f"late-{secrets.token_hex(6)}"
+    stranger = server.client(f"sub_{name}.absent_secret")
+    for _ in range(2):
+        assert refused(stranger, "SkillService.ListSkills", agent="doc-manager").code == "UNAUTHENTICATED"
+    tenant = server.tenant(name)
+    assert tenant.runtime.call("SkillService.ListSkills", agent="doc-manager").total_size > 0
 
 
 def test_what_is_derived_is_made_once_for_its_key_and_goes_with_its_snapshot(

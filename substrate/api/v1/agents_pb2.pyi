@@ -84,8 +84,8 @@ class Agent(_message.Message):
     layer: _catalog_pb2.Layer.ValueType
     """The layer that the definition comes from. Set by the server."""
     origin: _builtins.str
-    """Where exactly: `bundle:document-agent@1.0.0/bundle.yaml`, `inline:substrate.yaml#agents.doc-manager` or `tenant`.
-    For people and logs; not to be parsed. Set by the server.
+    """Where exactly: `bundle:document-agent@1.0.0`, `inline:substrate.yaml#agents.doc-manager`, or `tenant:r13` with the
+    catalog revision of the last change. For people and logs; not to be parsed. Set by the server.
     """
     etag: _builtins.str
     """Opaque text that changes with every change of the definition; empty for agents of other layers than TENANT. Set by

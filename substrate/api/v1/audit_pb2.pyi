@@ -108,10 +108,10 @@ class AuditEvent(_message.Message):
     agent: _builtins.str
     """The agent that the call acted for; empty when it named none."""
     verb: _builtins.str
-    """What the caller wanted: `prepare`, `list`, `invoke`, `read_file`, `create`, `get`, `promote`, `retire`, `unretire`,
-    `disable`, `enable`, `put_agent`, `get_agent`, `test_allowlist`, `query_audit`, `explain`, `create_tenant`,
-    `list_tenants`, `issue_key`, `revoke_key`, `list_keys` or `authenticate`; others may come. CallSkillTool is
-    recorded as what the model asked for.
+    """What the caller wanted: `prepare`, `list`, `invoke`, `read_file`, `list_catalog`, `list_skill_defs`, `create`, `get`,
+    `promote`, `retire`, `unretire`, `disable`, `enable`, `put_agent`, `get_agent`, `list_agents`, `test_allowlist`,
+    `query_audit`, `explain`, `create_tenant`, `list_tenants`, `issue_key`, `revoke_key` or `list_keys`; others may
+    come. CallSkillTool is recorded as what the model asked for.
     """
     requested_name: _builtins.str
     """The skill's name as the caller wrote it, qualifier included; empty when the call is about no single skill."""
@@ -128,11 +128,13 @@ class AuditEvent(_message.Message):
     static_digest: _builtins.str
     """Digest of the bundles, configuration and name modes that were decided on."""
     filter: _builtins.str
-    """What a list was narrowed to, as the caller wrote it; empty for other calls and for lists of everything."""
+    """What a list or a query was narrowed to, or the path of a file that was read; empty for other calls."""
     admitted_count: _builtins.int
     """Number of entries that a list or a prepared run admitted; 0 for other calls."""
     left_out_count: _builtins.int
-    """Number of entries that the allowlist, the caller kind or the touched paths left out; 0 for other calls."""
+    """For a list, number of permitted entries that the caller kind or the touched paths left out; for a prepared run,
+    those that the budget left out; 0 for other calls.
+    """
     entries_sha256: _builtins.str
     """Digest of the entries that a list or a prepared run returned; empty for other calls."""
     server: _builtins.str

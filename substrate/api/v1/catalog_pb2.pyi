@@ -332,14 +332,14 @@ class CatalogState(_message.Message):
     CATALOG_REVISION_FIELD_NUMBER: _builtins.int
     STATIC_DIGEST_FIELD_NUMBER: _builtins.int
     catalog_token: _builtins.str
-    """Opaque text that stands for the tenant's revision in this database. Sent back as a request's `catalog_token` it
-    assures an answer that is no older. At most 256 characters; do not parse.
+    """Opaque text that stands for the tenant's revision in this database, and for the static digest. Sent back as a
+    request's `catalog_token` it assures an answer whose revision is no older. At most 256 characters; do not parse.
     """
     catalog_revision: _builtins.int
     """The tenant's revision: grows with every change of its skills, agents and keys. Comparable within one tenant only."""
     static_digest: _builtins.str
     """Digest of the answering process's bundles, configuration and name modes. It changes when operators reload them,
-    which `catalog_revision` and the token do not show.
+    which `catalog_revision` does not show.
     """
     def __init__(
         self,

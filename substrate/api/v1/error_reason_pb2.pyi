@@ -165,7 +165,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_SKILL_CHANGED: _ErrorReason.ValueType  # 28
     """ABORTED. The skill's content is not the expected one, or its file has changed since the server loaded it.
-    Metadata: `name`.
+    Metadata: `name`, and `content_sha256`, the digest there is now, where one was expected.
     What to do: list again and decide on what is there now; a changed file needs a reload by an operator.
     """
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 29
@@ -190,7 +190,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 33
     """RESOURCE_EXHAUSTED. A message, a field or the answer is larger than the documented limit.
-    Metadata: `limit`, in bytes, and `field` where it is one field.
+    Metadata: `limit`, in bytes for messages and answers, in characters for a field.
     What to do: send or ask for less.
     """
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 34
@@ -367,7 +367,7 @@ What to do: call again without the token, and prepare the run anew.
 """
 ERROR_REASON_SKILL_CHANGED: ErrorReason.ValueType  # 28
 """ABORTED. The skill's content is not the expected one, or its file has changed since the server loaded it.
-Metadata: `name`.
+Metadata: `name`, and `content_sha256`, the digest there is now, where one was expected.
 What to do: list again and decide on what is there now; a changed file needs a reload by an operator.
 """
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 29
@@ -392,7 +392,7 @@ What to do: remove some, or ask an operator.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 33
 """RESOURCE_EXHAUSTED. A message, a field or the answer is larger than the documented limit.
-Metadata: `limit`, in bytes, and `field` where it is one field.
+Metadata: `limit`, in bytes for messages and answers, in characters for a field.
 What to do: send or ask for less.
 """
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 34

@@ -43,7 +43,9 @@ class PrepareRunRequest(_message.Message):
     caller_kind: _catalog_pb2.CallerKind.ValueType
     """On whose initiative skills will be invoked; MODEL when absent. The note names only skills open to that kind."""
     budget_tokens: _builtins.int
-    """Largest size of the note in tokens, a token being four bytes of UTF-8, rounded up. 1 to 100,000; 0 means 2,000."""
+    """Largest size of the note in tokens, a token being four bytes of UTF-8, rounded up. 1 to 100,000; 0 means 2,000.
+    Below 128 the note holds the instructions alone, which take about that much.
+    """
     @_builtins.property
     def touched_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths of files that the run is about, relative and with `/`: skills with `paths` are available only when one of
@@ -326,7 +328,7 @@ class InvokeSkillRequest(_message.Message):
     sees the name alone.
     """
     arguments: _builtins.str
-    """The arguments as one line of text, quotes grouping words, at most 128 KiB; empty when there are none. They are put
+    """The arguments as one line of text, quotes grouping words, at most 131,072 characters; empty when there are none. They are put
     where the body asks for them, else after it. Never stored or logged.
     """
     skill_dir: _builtins.str
@@ -574,7 +576,7 @@ class CallSkillToolRequest(_message.Message):
     """The model's JSON, unchanged: `{"op":"list","pattern":"doc/*"}`, or
     `{"op":"invoke","name":"doc/chunk-review","arguments":"...","file":"..."}`, where `op` may be left out and `file`
     asks for a file in place of the body. `skill` and `handle` are read as `name`, `args` as `arguments`, and the whole
-    may stand as `input` inside `{"tool":"skill","input":{...}}`. At most 256 KiB.
+    may stand as `input` inside `{"tool":"skill","input":{...}}`. At most 262,144 characters.
     """
     skill_dir: _builtins.str
     """The folder where the runtime keeps the skill's files, as in InvokeSkillRequest."""
