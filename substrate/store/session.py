@@ -147,6 +147,7 @@ def _engine(url: str, role: DatabaseRole, pool_size: int) -> Engine:
         parsed,
         pool_size=pool_size,
         max_overflow=0,
+        pool_pre_ping=True,
         connect_args={"options": f"-c role={role.value} {_SESSION}", "connect_timeout": 5, "tcp_user_timeout": 10_000},
         hide_parameters=True,
     )

@@ -35,7 +35,7 @@ def test_a_bad_file_of_a_folder_is_quarantined_and_the_rest_is_looked_at(command
     assert (checked.code, checked.err) == (1, "")
     assert quarantined.startswith(f"quarantined: {bundle}/skills/ops/bad/SKILL.md:4: allowed-tools: ")
     assert noted.startswith(f"noted: {bundle}/skills/ops/other/SKILL.md:2: name: ")
-    assert summary == "3 skills, 0 agents; 1 problems, 1 remarks."
+    assert summary == "2 skills, 0 agents; 1 problems, 1 remarks."
     as_json = command("check", str(bundle), "--json")
     assert as_json.code == 1
     assert [finding["kind"] for finding in as_json.json["findings"]] == ["quarantined", "noted"]

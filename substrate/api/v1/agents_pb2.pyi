@@ -70,8 +70,9 @@ class Agent(_message.Message):
     description: _builtins.str
     """What the agent is for, at most 1,024 characters; may be empty."""
     definition_json: _builtins.str
-    """The rest of the definition (model, prompt and the like): a JSON object as text, kept as it is and never
-    interpreted. At most 64 KiB; `{}` when empty. A key `skill_def_scopes` in it is INVALID_AGENT.
+    """The rest of the definition (model, prompt and the like): a JSON object as text, never interpreted. It is kept as the
+    values it holds: in answers its keys are sorted and the blanks between them gone. At most 64 KiB and 64 levels;
+    `{}` when empty. A key `skill_def_scopes` anywhere in it is INVALID_AGENT.
     """
     skill_def_scopes: _builtins.str
     """Not supported: a request that has it, empty or not, is INVALID_AGENT. Move its patterns into `skills`, or leave the

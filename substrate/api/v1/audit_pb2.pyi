@@ -325,7 +325,7 @@ class ExplainResolutionRequest(_message.Message):
     """The skill's name, with a qualifier where that is the question, as in InvokeSkillRequest."""
     agent: _builtins.str
     """The agent whose allowlist and tools to consider; empty to explain the name alone. A key that is bound to an agent
-    always asks for that one.
+    always asks for that one, and a name outside its allowlist is SKILL_NOT_PERMITTED.
     """
     def __init__(
         self,
