@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tests.processes import (
     KEY,
     SECONDS,
     client,
+    environment,
     is_running,
     keys,
     open_folder,
@@ -209,3 +211,21 @@ def test_a_reload_takes_good_changes_and_refuses_bad_ones_whole(data_dir: Path) 
         assert server.stop() == 0
     resolved = [json.loads(line) for line in server.lines if '"skill.resolved"' in line]
     assert [line["winner"]["origin"] for line in resolved] == ["inline:substrate.yaml#skills.team/hello"] * 4
+
+
+def test_calls_are_answered_when_the_log_cannot_be_written(data_dir: Path) -> None:
+    command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data-dir", str(data_dir)]
+    with (
+        Path("/dev/full").open("wb") as full,
+        subprocess.Popen(command, cwd="/", env=environment(), stdout=subprocess.PIPE, stderr=full) as popen,  # noqa: S603 - our own program.
+    ):
+        assert popen.stdout is not None
+        greeting = popen.stdout.readline().decode()
+        try:
+            address = greeting.removeprefix("Serving on ").rpartition(": ")[0]
+            with Client(address, keys(data_dir)["runtime"], timeout=SECONDS) as runtime:
+                assert runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query").body
+            popen.send_signal(signal.SIGTERM)
+            assert popen.wait(SECONDS) == 0
+        finally:
+            popen.kill()

@@ -122,6 +122,13 @@ def test_scopes_are_refused_whatever_they_hold_with_both_ways_to_migrate(value: 
     assert re.search(r"delete the field", violation.description)
 
 
+@pytest.mark.parametrize(
+    "definition", [{"skill_def_scopes": None}, {"a": {"skill_def_scopes": []}}, {"a": [{"b": {"skill_def_scopes": 0}}]}]
+)
+def test_scopes_are_refused_anywhere_in_a_definition(definition: dict[str, Any]) -> None:
+    assert refused({**EDITOR, "definition": definition}) == ["definition"]
+
+
 @pytest.mark.parametrize("key", ["Skills", "skill", "tool", "name", "model", "skill_def_scope", " skills", "", 7, None])
 def test_an_unknown_field_is_refused_by_name(key: object) -> None:
     data: dict[Any, Any] = {**EDITOR, key: []}

@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all measurements to this file")
     asked = parser.parse_args()
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="substrate-bench-", dir="/tmp")))  # noqa: S108 - a fresh folder with a short path, for the socket.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="substrate-bench-", dir="/tmp")))
         folder.chmod(0o755)  # PostgreSQL, when started as root, runs as another account.
         product = stack.enter_context(servers.product(folder, write_config(folder)))
         keys = json.loads((folder / "data" / "keys.json").read_text())["keys"]
