@@ -1,30 +1,61 @@
 """Log lines: JSON for machines, colours for a terminal, always on standard error."""
 
+import atexit
 import contextlib
 import json
 import logging
+import queue
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Any, TextIO, cast
 
 import structlog
 
+_CLOSE_SECONDS = 2.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-class _Standing:
-    """Standard error as long as it can be written to: a full disk or a closed pipe must not fail a call."""
+class _Lines:
+    """Lines on their way to standard error, which a thread of its own writes.
 
-    def write(self, text: str) -> int:
-        """Write `text`, or drop it."""
-        with contextlib.suppress(OSError, ValueError):
-            return sys.stderr.write(text)
-        return 0
+    A call only puts its line down: whoever writes gives up the interpreter's lock, and gets it back after the others.
+    A line that cannot be written, to a full disk or a closed pipe, is dropped; it must not fail a call.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> int:
+        """Put down a whole line, or several."""
+        self._lines.put(line if line.endswith("\n") else f"{line}\n")
+        return len(line)
+
+    # What structlog calls a logger by the level of a line.
+    debug = info = warning = error = critical = msg = write
 
     def flush(self) -> None:
-        """Hand on what was written, if that can be."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
+        """Leave the writing to the thread."""
+
+    def close(self) -> None:
+        """Write what was put down, and end."""
+        self._lines.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        line = self._lines.get()
+        while line is not None:
+            batch = [line]
+            with contextlib.suppress(queue.Empty):
+                while (line := self._lines.get_nowait()) is not None:
+                    batch.append(line)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("".join(batch))
+                sys.stderr.flush()
+            if line is not None:
+                line = self._lines.get()
 
 
 def configure(level: str, style: str) -> None:
@@ -53,14 +84,16 @@ def configure(level: str, style: str) -> None:
             return encode(line)
 
         chain = [as_json]
+    lines = _Lines()
+    atexit.register(lines.close)
     structlog.configure(
         processors=chain,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Standing())),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
     # Libraries speak through `logging`; what they warn of gets the form of our own lines.
-    handler = logging.StreamHandler(cast("TextIO", _Standing()))
+    handler = logging.StreamHandler(cast("TextIO", lines))
     without_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[without_meta, *chain]))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -36,6 +36,7 @@ from substrate.workers import Supervisor, run_worker
 
 _CONNECTIONS_BESIDE_THREADS = 12
 _LEAST_CONNECTIONS = 100
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared with, not listened on.
 
 _log = structlog.get_logger("substrate")
 
@@ -183,6 +184,12 @@ def _listener(settings: Settings) -> Listener:
     return Listener(settings.listen, certificate, key, settings.insecure)
 
 
+def _reachable(address: str) -> str:
+    """Return where commands on this machine reach a server that listens on `address`."""
+    host, _, port = address.rpartition(":")
+    return f"{_ANY_ADDRESS.get(host, host)}:{port}"
+
+
 def _write_first_keys(database: Database, data_dir: Path, address: str) -> Path:
     """Make the first tenant and keys of a new embedded database, or refresh the address beside those made before."""
     path = data_dir / "keys.json"
@@ -198,7 +205,7 @@ def _write_first_keys(database: Database, data_dir: Path, address: str) -> Path:
         known = {"tenant": DEFAULT_TENANT, "keys": keys}
     except ValueError:
         raise InvalidConfig(summary=f"{path} is damaged; remove it, and the start makes new keys.") from None
-    known["address"] = address
+    known["address"] = _reachable(address)
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -5,12 +5,14 @@ in the handler's thread. Messages are decoded and encoded there too: a message t
 error, and an answer may be bytes already.
 """
 
+import os
 import re
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -41,7 +43,7 @@ class CountedPool(ThreadPoolExecutor):
     """A thread pool that knows how many calls it holds, running and waiting."""
 
     def __init__(self, threads: int) -> None:
-        super().__init__(max_workers=threads, thread_name_prefix="call")
+        super().__init__(max_workers=threads, thread_name_prefix="call", initializer=_wait_when_woken)
         self._held = 0
         self._lock = threading.Lock()
 
@@ -68,6 +70,15 @@ class CountedPool(ThreadPoolExecutor):
     def _count(self, more: int) -> None:
         with self._lock:
             self._held += more
+
+
+def _wait_when_woken() -> None:
+    """Keep this thread from interrupting the one that wakes it: that one holds Python's lock, so it would have to wait.
+
+    Each call is woken three times; not to interrupt saves a tenth of a busy core.
+    """
+    with suppress(OSError):  # It is only a hint, and a sandbox may forbid it.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Aside:

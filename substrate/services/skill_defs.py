@@ -78,7 +78,11 @@ class SkillDefs:
             tenant = trace.principal.tenant
             bare = SkillName(name)
             if skill_defs.get(connection, tenant, bare) is not None:
-                raise SkillDefExists(f"The tenant has a SkillDef '{bare}' already; fork it to change it.", name=bare)
+                raise SkillDefExists(
+                    f"The tenant has a SkillDef '{bare}' already, in effect, draft or retired; "
+                    "promote one of its versions, or bring it back if it is retired.",
+                    name=bare,
+                )
             now = self._clock.now()
             author = trace.principal.key_id
             skill = parsed[0]

@@ -76,6 +76,10 @@ def _read_root(path: Path, violations: list[Violation]) -> Node | None:
     except OSError as error:
         violations.append(Violation(str(path), f"cannot be read: {error.strerror}."))
         return None
+    if not data.strip():
+        # More likely a file that was cut off than the wish to serve nothing.
+        violations.append(Violation(str(path), "is empty; write `bundles: []` if it is to say nothing."))
+        return None
     return parse_file(path, data, violations, max_bytes=MAX_CONFIG_BYTES, max_depth=_MAX_DEPTH)
 
 

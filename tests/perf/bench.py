@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import click
 import grpc
 
 from substrate.api.v1 import skills_pb2
@@ -29,6 +31,7 @@ ENTRIES = 1000
 BODY_BYTES = 4096
 PRODUCT, BARE = "substrate", ("sync", "aio")
 
+_FIELDS = ("calls_per_second", "p50_ms", "p99_ms", "cpu_us", "database_cpu_us")
 _SERVICE = "/substrate.api.v1.SkillService"
 _OWN, _BUNDLED = "perf/own-skill", "perf/skill-0000"
 _LINE = "Read the section named above, note each claim with its source, and keep the numbering as it is.\n"
@@ -121,7 +124,8 @@ class Bench:
         bearer = (("authorization", f"Bearer {self._keys['runtime']}"),)
         with grpc.insecure_channel(self._product.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             for case in asked:
-                self._answers[case] = channel.unary_unary(case.method)(case.request, timeout=30, metadata=bearer)
+                send: Any = channel.unary_unary(case.method)
+                self._answers[case] = send(case.request, timeout=30, metadata=bearer)
                 self._count(case, 1)
         answers: dict[str, dict[bytes, bytes]] = {}
         for case, answer in self._answers.items():
@@ -200,9 +204,6 @@ def table(measured: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-_FIELDS = ("calls_per_second", "p50_ms", "p99_ms", "cpu_us", "database_cpu_us")
-
-
 def ratios(measured: Sequence[Measured], case: str, concurrency: int, bare: str, field: str) -> list[float]:
     """Return, round by round, the product's figure divided by that of the `bare` server."""
     ours, theirs = (
@@ -230,8 +231,10 @@ def main() -> None:
         kinds = cases(asked.scale)
         bench.prepare(kinds, stack)
         load_of = ", ".join(f"{case.calls:,} of {case.name}" for case in kinds)
-        print(f"Client: {asked.client}. {asked.rounds} rounds; calls a round: {load_of}.")
-        print(f"Cores: the servers on {servers.SERVER_CORES}, the client and PostgreSQL on {servers.OTHER_CORES}.\n")
+        click.echo(f"Client: {asked.client}. {asked.rounds} rounds; calls a round: {load_of}.")
+        click.echo(
+            f"Cores: the servers on {servers.SERVER_CORES}, the client and PostgreSQL on {servers.OTHER_CORES}.\n"
+        )
         measured = [
             each
             for concurrency in asked.concurrency
@@ -240,9 +243,9 @@ def main() -> None:
             for each in bench.measure(case, concurrency, turn)
         ]
         events = bench.check_audit()
-    print(table(measured))
+    click.echo(table(measured))
     written = ", ".join(f"{count:,} {verb}" for verb, count in events.items())
-    print(f"\nEvery call was answered in full; the audit has an event for each: {written}.")
+    click.echo(f"\nEvery call was answered in full; the audit has an event for each: {written}.")
     if asked.json:
         report = {"client": asked.client, "cores": os.cpu_count(), "measured": [asdict(m) for m in measured]}
         asked.json.write_text(json.dumps(report, indent=2) + "\n")

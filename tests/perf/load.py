@@ -16,11 +16,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import click
 import grpc
 
-CONNECTIONS = 4
-"""How many connections the concurrent calls are spread over, when there are as many calls."""
+MAX_CONNECTIONS = 4
+"""How many connections the concurrent calls are spread over, as far as they can be spread evenly."""
 
 _FRAME = 5  # A gRPC message on the wire begins with a flag and its length in four bytes.
 _TIMEOUT_SECONDS = 120.0
@@ -71,7 +73,7 @@ def run(client: str, target: Target, calls: int, concurrency: int, folder: Path)
 
 
 def _h2load(target: Target, calls: int, concurrency: int, folder: Path) -> Outcome:
-    connections = min(CONNECTIONS, concurrency)
+    connections = next(n for n in range(MAX_CONNECTIONS, 0, -1) if concurrency % n == 0)
     frame, log = folder / "request.bin", folder / "h2load.tsv"
     frame.write_bytes(bytes(1) + len(target.request).to_bytes(4, "big") + target.request)
     log.unlink(missing_ok=True)
@@ -110,7 +112,7 @@ def _grpc(target: Target, calls: int, concurrency: int, folder: Path) -> Outcome
             if process.stdout is None or process.stdout.readline() != "ready\n":
                 raise LoadFailedError("A client process could not connect.")
         for process in started:
-            print(target.bearer, file=process.stdin, flush=True)
+            click.echo(target.bearer, file=process.stdin)
         for process in started:
             printed, _ = process.communicate(timeout=_TIMEOUT_SECONDS)
             if process.returncode:
@@ -137,8 +139,8 @@ def _main() -> None:
     failed: list[Exception] = []
     with grpc.insecure_channel(asked.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         grpc.channel_ready_future(channel).result(timeout=10)
-        send = channel.unary_unary(asked.method)
-        print("ready", flush=True)
+        send: Any = channel.unary_unary(asked.method)
+        click.echo("ready")
         metadata = (("authorization", f"Bearer {sys.stdin.readline().strip()}"),)
 
         def work(calls: int) -> None:
@@ -162,7 +164,7 @@ def _main() -> None:
         end = time.monotonic()
     if failed:
         sys.exit(f"{len(failed)} calls failed, the first with: {failed[0]}")
-    print(json.dumps({"begin": begin, "end": end, "micros": micros}))
+    click.echo(json.dumps({"begin": begin, "end": end, "micros": micros}))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 
 BARE_THREADS = 8
@@ -65,11 +66,11 @@ class Server:
 
 
 @contextmanager
-def running(command: Sequence[str], environment: Mapping[str, str], errors: Path) -> Iterator[Server]:
+def running(command: Sequence[str], errors: Path) -> Iterator[Server]:
     """Run `command` on the servers' core until the end of the block; its first line must name its address."""
     with errors.open("w") as log, on_cores(SERVER_CORES):
         process = subprocess.Popen(  # noqa: S603 - our own arguments.
-            command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, **environment}, text=True
+            command, stdout=subprocess.PIPE, stderr=log, text=True
         )
     try:
         line = process.stdout.readline() if process.stdout else ""
@@ -87,7 +88,7 @@ def running(command: Sequence[str], environment: Mapping[str, str], errors: Path
 
 
 @contextmanager
-def product(folder: Path, config: Path, *arguments: str) -> Iterator[Server]:
+def product(folder: Path, config: Path) -> Iterator[Server]:
     """Run the product with an embedded database in `folder`, its log in ``server.log`` there."""
     command = [
         sys.executable,
@@ -99,8 +100,8 @@ def product(folder: Path, config: Path, *arguments: str) -> Iterator[Server]:
         "--data-dir",
         str(folder / "data"),
     ]
-    command += ["--config", str(config), "--log-level", "info", "--log-format", "json", *arguments]
-    with running(command, {}, folder / "server.log") as server:
+    command += ["--config", str(config), "--log-level", "info", "--log-format", "json"]
+    with running(command, folder / "server.log") as server:
         server.move_database()
         yield server
 
@@ -113,7 +114,7 @@ def bare(kind: str, folder: Path, answers: Answers) -> Iterator[Server]:
         json.dumps({method: [(r.hex(), a.hex()) for r, a in known.items()] for method, known in answers.items()})
     )
     command = [sys.executable, "-m", "tests.perf.servers", kind, str(kept)]
-    with running(command, {}, folder / f"{kind}.log") as server:
+    with running(command, folder / f"{kind}.log") as server:
         yield server
 
 
@@ -135,7 +136,7 @@ def _descendants(pid: int) -> list[int]:
 
 class _Answering(grpc.GenericRpcHandler):
     def __init__(self, answers: Answers, *, aio: bool) -> None:
-        self._handlers = {
+        self._handlers: dict[str, Any] = {
             method: grpc.unary_unary_rpc_method_handler((_later if aio else _at_once)(known))
             for method, known in answers.items()
         }
@@ -155,11 +156,16 @@ def _later(known: Mapping[bytes, bytes]) -> Any:
     return answer
 
 
+def _announce(port: int) -> None:
+    click.echo(f"127.0.0.1:{port}")
+
+
 def _serve(answers: Answers) -> None:
     server = grpc.server(ThreadPoolExecutor(BARE_THREADS))
     server.add_generic_rpc_handlers((_Answering(answers, aio=False),))
-    print(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", flush=True)
+    port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    _announce(port)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     ended.wait()
@@ -173,7 +179,7 @@ async def _serve_aio(answers: Answers) -> None:
     await server.start()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    print(f"127.0.0.1:{port}", flush=True)
+    _announce(port)
     await ended.wait()
     await server.stop(0)
 

@@ -148,10 +148,19 @@ def test_agents_and_name_modes_are_read_in_order(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "# Nothing yet.\n", "\ufeff# A byte order mark.\n", "{}"])
-def test_an_empty_file_says_nothing(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", ["# Nothing yet.\n", "\ufeff# A byte order mark.\n", "{}"])
+def test_a_file_may_say_nothing(tmp_path: Path, text: str) -> None:
     config = accepted(tmp_path, text)
     assert (config.bundles, dict(config.layer.candidates), config.agents, config.modes) == ((), {}, (), ())
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_a_file_that_was_cut_off_at_its_start_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "substrate.yaml"
+    path.write_text(text)
+    violations: list[Violation] = []
+    read_config(path, tmp_path, violations)
+    assert [(violation.field, "is empty" in violation.description) for violation in violations] == [(str(path), True)]
 
 
 def test_every_problem_is_listed_with_its_place(tmp_path: Path) -> None:
