@@ -68,7 +68,7 @@ class Serving:
 
     def logged(self, event: str) -> dict[str, Any]:
         """Return the next line that logs `event`, when it is there; what is passed over goes to `lines`."""
-        while (line := self._log.get(timeout=SECONDS)) is not None:
+        while (line := self._next_line()) is not None:
             self.lines.append(line)
             found: dict[str, Any] = json.loads(line)
             if found["event"] == event:
@@ -81,7 +81,7 @@ class Serving:
     def ended(self) -> int:
         """Return the exit code when the process ends, with the rest of the log in `lines`."""
         code = self._popen.wait(SECONDS)
-        while (line := self._log.get(timeout=SECONDS)) is not None:
+        while (line := self._next_line()) is not None:
             self.lines.append(line)
         return code
 
@@ -89,6 +89,12 @@ class Serving:
         """Send a signal that ends the process, and return its exit code."""
         self.send(number)
         return self.ended()
+
+    def _next_line(self) -> str | None:
+        try:
+            return self._log.get(timeout=SECONDS)
+        except queue.Empty:
+            raise AssertionError(f"The server has said no more than this: {self.lines[-20:]}") from None
 
     def _read(self, stderr: IO[bytes]) -> None:
         for line in stderr:
