@@ -1,4 +1,4 @@
-"""Puts the product together: the only file that knows every class.
+"""Puts the parts of a server together: the only file that knows them all.
 
 `assemble` makes all parts of a server without starting it; the rest is what is done to a server or its database as a
 whole. Running one as a process is the business of `substrate.serving`.

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+_HOST_AND_PORT = r"^.+:([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+
 CLIENT_SETTINGS = ("address", "key")
 """The settings that commands read which call a server; all others are the server's."""
 
@@ -35,7 +37,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SUBSTRATE_", extra="forbid", frozen=True)
 
     listen: Annotated[
-        str, Field(pattern=r"^.+:[0-9]{1,5}$", description="HOST:PORT to serve on; port 0 takes a free one.")
+        str, Field(pattern=_HOST_AND_PORT, description="HOST:PORT to serve on; port 0 takes a free one.")
     ] = "127.0.0.1:50051"
     insecure: Annotated[bool, Field(description="Serve without TLS on an address that others can reach.")] = False
     tls_certificate: Annotated[Path | None, Field(description="PEM file of the server's certificate chain.")] = None

@@ -1,6 +1,5 @@
 """Domain values to and from messages; what more than one servicer needs."""
 
-import mimetypes
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -17,6 +16,7 @@ from substrate.domain.explain import why
 from substrate.domain.tokens import CatalogToken
 from substrate.services.call import Call
 from substrate.services.run import Run
+from substrate.services.skills import media_type
 
 
 class RunRequest(Protocol):
@@ -108,8 +108,7 @@ def _candidate(candidate: Candidate, became: CandidateState, resolution: Resolut
 
 def skill_file(file: SkillFile) -> pb.SkillFile:
     """Return a resource file's listing."""
-    media_type = mimetypes.guess_type(file.path)[0] or "application/octet-stream"
-    return pb.SkillFile(path=file.path, size=file.size, sha256=file.sha256, media_type=media_type)
+    return pb.SkillFile(path=file.path, size=file.size, sha256=file.sha256, media_type=media_type(file.path))
 
 
 def timestamp(moment: datetime | None) -> Timestamp | None:

@@ -195,8 +195,7 @@ class Skills:
             if file is None:
                 raise SkillFileNotFound(f"The skill '{ref}' has no such file.", name=ref.name, path=ascii(path)[:256])
             content = read_file(winner, path)
-            media_type = mimetypes.guess_type(path)[0] or "application/octet-stream"
-            return ReadFile(file, content, media_type, _is_text(content), winner)
+            return ReadFile(file, content, media_type(path), _is_text(content), winner)
 
         return self._decisions.settle(call, Verb.READ_FILE, judge, required=True)
 
@@ -315,6 +314,11 @@ def _check_path(path: str) -> None:
     inside = not path.startswith("/") and ".." not in path.split("/")
     if not inside or not path.isprintable() or not 0 < len(path) <= MAX_PATH_LENGTH:
         raise InvalidArgument("path", f"Must be a relative path of 1 to {MAX_PATH_LENGTH} printable characters.")
+
+
+def media_type(path: str) -> str:
+    """Return what kind of file its name says that it is."""
+    return mimetypes.guess_type(path)[0] or "application/octet-stream"
 
 
 def _is_text(content: bytes) -> bool:
