@@ -32,10 +32,11 @@ from substrate.sources.static import StaticState, load_static
 from substrate.store import migrate as migrations
 from substrate.store.embedded import EmbeddedPostgres
 from substrate.store.session import Database
-from substrate.workers import Supervisor, run_worker
+from substrate.workers import Supervisor, next_event, run_worker
 
 _CONNECTIONS_BESIDE_THREADS = 12
 _LEAST_CONNECTIONS = 100
+_END_SECONDS = 10.0
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - compared with, not listened on.
 
 _log = structlog.get_logger("substrate")
@@ -123,7 +124,7 @@ def _serve_alone(
 
 def _until_told(settings: Settings, app: App, events: "queue.SimpleQueue[object]") -> int:
     while True:
-        match events.get():
+        match next_event(events):
             case signal.SIGHUP:
                 reload_static(app, settings.config)
             case signal.SIGCHLD:
@@ -170,6 +171,7 @@ def _serve_with_workers(
             static=static,
             events=events,
             on_ready=on_ready,
+            patience=settings.drain_seconds + settings.probe_seconds + _END_SECONDS,
         )
         code = supervisor.run()
         _log.info("server.stopped")

@@ -13,6 +13,7 @@ A worker that ends by itself is replaced. While the files on disk are not those 
 is tried again with growing delays, and the other workers go on.
 """
 
+import contextlib
 import os
 import queue
 import signal
@@ -33,6 +34,8 @@ from substrate.sources.static import StaticState, load_static
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 60.0
+
+_SIGNAL_SECONDS = 0.5
 
 _log = structlog.get_logger("substrate.workers")
 
@@ -60,7 +63,8 @@ class Worker:
 class Supervisor:
     """Runs `count` workers until a signal comes, on the queue that signals and the end of PostgreSQL are put to.
 
-    `environment` is what the workers get beside the parent's own. `on_ready` is called once all serve.
+    `environment` is what the workers get beside the parent's own. `on_ready` is called once all serve. `patience` is
+    how many seconds a worker may take to end.
     """
 
     count: int
@@ -69,11 +73,13 @@ class Supervisor:
     static: StaticState
     events: "queue.SimpleQueue[object]"
     on_ready: Callable[[], None]
+    patience: float
     workers: list[Worker] = field(default_factory=list)
     _reload: int = 0
     _wanted: StaticState | None = None
     _delay: float = FIRST_DELAY_SECONDS
     _announced: bool = False
+    _reload_due: bool = False
 
     def run(self) -> int:
         """Start the workers, keep their number, and return the exit code once they have ended."""
@@ -86,11 +92,13 @@ class Supervisor:
 
     def _loop(self) -> int:
         while True:
-            match self.events.get():
+            match next_event(self.events):
                 case signal.SIGTERM | signal.SIGINT:
                     return 0
-                case signal.SIGHUP:
+                case signal.SIGHUP if self._announced:
                     self._prepare()
+                case signal.SIGHUP:
+                    self._reload_due = True
                 case signal.SIGCHLD:
                     _log.error("postgres.ended", hint="The embedded PostgreSQL ended; start the server again.")
                     return 1
@@ -116,6 +124,8 @@ class Supervisor:
                 if not self._announced and sum(other.is_open for other in self.workers) == self.count:
                     self._announced = True
                     self.on_ready()
+                    if self._reload_due:
+                        self._prepare()
             case ["prepared" | "refused", number, *digest] if number == str(self._reload):
                 worker.answer = digest[0] if digest else "refused"
                 self._finish_reload()
@@ -191,7 +201,23 @@ class Supervisor:
         for worker in self.workers:
             worker.process.terminate()
         for worker in self.workers:
-            worker.process.wait()
+            try:
+                worker.process.wait(self.patience)
+            except subprocess.TimeoutExpired:
+                _log.error("worker.killed", pid=worker.process.pid, hint="It did not end when it was told to.")
+                worker.process.kill()
+                worker.process.wait()
+
+
+def next_event(events: "queue.SimpleQueue[object]") -> object:
+    """Return the next event; signals are among them.
+
+    Only the main thread runs what Python does at a signal, but the kernel may give the signal to another one: then the
+    main thread must not sleep for ever.
+    """
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return events.get(timeout=_SIGNAL_SECONDS)
 
 
 def run_worker(app: App, settings: Settings, events: "queue.SimpleQueue[object]", serve: Callable[[], object]) -> int:
@@ -200,7 +226,7 @@ def run_worker(app: App, settings: Settings, events: "queue.SimpleQueue[object]"
     prepared: StaticState | None = None
     _say("loaded", app.snapshots.static.digest)
     while True:
-        match events.get():
+        match next_event(events):
             case signal.SIGTERM | signal.SIGINT | []:
                 return 0
             case ["open"]:

@@ -115,7 +115,7 @@ def _source(entry: dict[str, Any]) -> str:
     if "tools" in entry:
         data["tools"] = entry["tools"]["names"]
     data |= {"skills": entry["skills"], "definition": json.loads(entry["definition_json"] or "{}")}
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _facts(entry: dict[str, Any]) -> list[tuple[str, str]]:

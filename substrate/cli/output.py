@@ -47,7 +47,7 @@ class Refusal(click.ClickException):
 def show(answer: object, text: str | bytes, *, as_json: bool) -> None:
     """Print `answer` as one JSON document, or `text` as it is: the same answer for people."""
     if as_json:
-        text = json.dumps(answer, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(answer, indent=2) + "\n"
     if isinstance(text, str):
         sys.stdout.write(text)
     else:

@@ -114,7 +114,8 @@ def _tools(data: Mapping[str, object], violations: list[Violation]) -> tuple[str
     if tools is None:
         return None
     if len(tools) > MAX_TOOLS:
-        violations.append(Violation("tools", f"At most {MAX_TOOLS} tools are allowed."))
+        violations.append(Violation("tools", f"At most {MAX_TOOLS} tools are allowed; these are {len(tools)}."))
+        return None
     for index, tool in enumerate(tools):
         if not tool.strip() or len(tool) > MAX_TOOL_LENGTH or not tool.isprintable():
             violations.append(

@@ -304,6 +304,9 @@ def _metadata(context: grpc.ServicerContext) -> tuple[Bearer, str]:
     call_id = ""
     for key, value in context.invocation_metadata():
         if key == "authorization" and isinstance(value, str):
+            if bearer:
+                # Which of two keys counts must not depend on who put them in which order.
+                raise missing_key()
             bearer = value
         elif key == "x-call-id" and isinstance(value, str) and _CALL_ID.fullmatch(value):
             call_id = value

@@ -93,6 +93,7 @@ class Audit:
                 snapshot = self._decisions.snapshots.load(subject, call.started, call.deadline)
                 if snapshot.state.revision is None:
                     raise no_tenant(subject)
+            trace.snapshot = snapshot
             if trace.principal.agent is not None:
                 # An agent that authors sees no more of a name than it may use of it.
                 acting_agent(trace, agent)
@@ -117,6 +118,7 @@ class Audit:
             return own
         if not named:
             raise InvalidArgument("tenant", "An operator must name the tenant.")
+        trace.details = {"tenant": parse_tenant_id(named)}
         return parse_tenant_id(named)
 
 

@@ -192,6 +192,11 @@ class SkillDefs:
             bare = SkillName(name)
             row = _existing(connection, trace, bare)
             _check_etag(row, etag)
+            if not retired and row.active_version is not None:
+                found = skill_defs.version(connection, tenant, bare, row.active_version)
+                if found is not None:
+                    _check_sound(found)
+                    _check_tools(trace, header_from_plain(found.header), bare)
             now = self._clock.now()
             if (row.retired_at is not None) is not retired:
                 row = replace(row, retired_at=now if retired else None, revision=revision, updated_at=now)

@@ -26,16 +26,16 @@ def list_folder(folder: str) -> list[os.DirEntry[str]]:
         raise Unreadable(_reason(error)) from None
 
 
-def read_regular(path: str | Path) -> bytes:
-    """Return the bytes of the regular file at `path`; raise Unreadable for anything else, and above MAX_FILE_BYTES."""
+def read_regular(path: str | Path, limit: int = MAX_FILE_BYTES) -> bytes:
+    """Return the bytes of the regular file at `path`; raise Unreadable for anything else, and above `limit` bytes."""
     try:
         file = os.open(path, _FLAGS)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise Unreadable("is not a regular file.")
-            if found.st_size > MAX_FILE_BYTES:
-                raise Unreadable(f"has more than {MAX_FILE_BYTES:,} bytes.")
+            if found.st_size > limit:
+                raise Unreadable(f"has more than {limit:,} bytes.")
             # Asked for one byte more, so that a file that grows meanwhile is not taken for a whole one.
             data = os.read(file, found.st_size + 1)
         finally:

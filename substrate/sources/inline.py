@@ -17,6 +17,7 @@ from substrate.domain.skillmd import Skill, content_sha256, parse_strict
 from substrate.domain.yamlwriter import dump
 from substrate.sources.bundles import MANIFEST
 from substrate.sources.configfile import Node, parse_file
+from substrate.sources.disk import Unreadable, read_regular
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 
@@ -72,9 +73,10 @@ def read_config(path: Path, shipped: Path, violations: list[Violation]) -> Confi
 
 def _read_root(path: Path, violations: list[Violation]) -> Node | None:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        violations.append(Violation(str(path), f"cannot be read: {error.strerror}."))
+        # The operator's file may be a link, as configuration often is; what it leads to is a file like any other.
+        data = read_regular(path.resolve(), MAX_CONFIG_BYTES)
+    except Unreadable as error:
+        violations.append(Violation(str(path), str(error)))
         return None
     if not data.strip():
         # More likely a file that was cut off than the wish to serve nothing.

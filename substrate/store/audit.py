@@ -208,7 +208,8 @@ def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[str, tuple[
     """Begin a transaction, lock the chain heads of `tenants` and read their revisions."""
     # With several tenants, one whose chain is held must not keep the others waiting: it is skipped and BUSY.
     lock = "lock" if len(tenants) == 1 else "lock free ones"
-    names = (f"{{{','.join(tenants)}}}",)
+    # Quoted, since a bare `null` in an array is no name.
+    names = ("{" + ",".join(f'"{tenant}"' for tenant in tenants) + "}",)
     # The revisions are read by a statement of their own: it sees what was committed while the lock was waited for.
     _, locked, current = pipeline.run(("begin", ()), (lock, names), ("revisions", names))
     heads = {tenant: (int(sequence), bytes.fromhex(digest)) for tenant, sequence, digest in locked}
@@ -230,6 +231,8 @@ def _settle(
         if entry.check and revisions.get(entry.tenant) != entry.revision:
             verdicts.append(Verdict.STALE)
             continue
+        if entry.event is not None and head is None:
+            raise psycopg.DataError(f"The tenant {entry.tenant} has no chain for the event of a call.")
         verdicts.append(Verdict.CURRENT)
         if entry.event is not None and head is not None:
             row = row_of(entry.event, head[0] + 1, head[1])

@@ -26,10 +26,14 @@ _MAX_STATEMENT_SECONDS = 30.0
 _CANCEL_SECONDS = 1.0
 _OPERATOR_CONNECTIONS = 4
 _MAX_WAIT_SECONDS = 5.0
+_MAX_LOCK_MILLISECONDS = 5000
 _SESSION = "-c timezone=UTC -c idle_in_transaction_session_timeout=35s"
 """A session in UTC, whose locks end soon after its server hangs: a little later than the longest statement may."""
 _QUERY_CANCELED = "57014"
-_SETTINGS = text("SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true)")
+_SETTINGS = text(
+    "SELECT set_config('app.tenant', :tenant, true), set_config('statement_timeout', :timeout, true),"
+    " set_config('lock_timeout', :lock_timeout, true)"
+)
 
 
 Transaction = Connection
@@ -118,17 +122,26 @@ class Database:
                 if snapshot:
                     connection = connection.execution_options(isolation_level="REPEATABLE READ")  # noqa: PLW2901 - the same connection, with the option set.
                 with connection.begin():
-                    connection.execute(_SETTINGS, {"tenant": tenant, "timeout": str(milliseconds)})
+                    connection.execute(
+                        _SETTINGS,
+                        {
+                            "tenant": tenant,
+                            "timeout": str(milliseconds),
+                            "lock_timeout": str(min(milliseconds, _MAX_LOCK_MILLISECONDS)),
+                        },
+                    )
                     yield connection
         except DBAPIError as error:
-            raise _translated(error) from error
+            raise _translated(error, deadline) from error
         finally:
             self._places[role].release()
 
 
-def _translated(error: DBAPIError) -> Exception:
+def _translated(error: DBAPIError, deadline: float | None) -> Exception:
     """Return the domain's error for a failure of the database's own, or the error itself for a fault of ours."""
     state = getattr(error.orig, "sqlstate", None)
+    if state == _QUERY_CANCELED and deadline is None:
+        return StoreUnavailable("The database took too long; try again shortly.")
     if state == _QUERY_CANCELED:
         return DeadlineExceeded("The deadline passed while the database was working.")
     # Without a state no connection was had; 08 is its loss, 57P and 25P the server's end of it, 53 its exhaustion.
