@@ -74,7 +74,8 @@ def read_config(path: Path, shipped: Path, violations: list[Violation]) -> Confi
 def _read_root(path: Path, violations: list[Violation]) -> Node | None:
     try:
         # The operator's file may be a link, as configuration often is; what it leads to is a file like any other.
-        data = read_regular(path.resolve(), MAX_CONFIG_BYTES)
+        # This limit bounds the memory; the reader of YAML has the real one, and says where it was passed.
+        data = read_regular(path.resolve(), 2 * MAX_CONFIG_BYTES)
     except Unreadable as error:
         violations.append(Violation(str(path), str(error)))
         return None
