@@ -127,7 +127,7 @@ def tool(remote: Remote, **fields: Any) -> None:
     Exit code 1 when the result is an error.
     """
     answer = remote.call("SkillService.CallSkillTool", **fields)
-    remote.show(answer, answer["text"].encode())
+    remote.show(answer, f"{answer['text']}\n".encode())
     if answer["is_error"]:
         output.note(f"is_error, reason {answer['reason']}")
         sys.exit(1)

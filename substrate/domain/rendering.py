@@ -213,7 +213,8 @@ def list_text(entries: Sequence[CatalogEntry], total: int, pattern: str | None) 
 
 def refusal_text(code: str, reason: str, message: str) -> str:
     """Return what a model reads when a call is refused: gRPC's `code`, our `reason`, the sentence, and what to do."""
-    return f"Refused: {escape(code)}, {escape(reason)}. {escape(message)}\nGo on without this skill."
+    names = escape(code) if code == reason else f"{escape(code)}, {escape(reason)}"
+    return f"Refused: {names}. {escape(message)}\nGo on without this skill."
 
 
 def tool_schema_json() -> str:
