@@ -212,7 +212,7 @@ class Calls(grpc.ServerInterceptor):
             reason = ""
             try:
                 call = self._call(method, context, started)
-                return _encoded(behaviour(_decoded(decode, request), _Context(context, call)))
+                return _encoded(behaviour(_decoded(decode, request), _Context(call)))
             except SubstrateError as error:
                 status = errors.status_of(error, call.decision_id if call else "")
                 code, reason = errors.code_of(error), error.reason
@@ -250,10 +250,9 @@ class Calls(grpc.ServerInterceptor):
 class _Context:
     """What a servicer is given as its context: the call."""
 
-    __slots__ = ("call", "grpc")
+    __slots__ = ("call",)
 
-    def __init__(self, context: grpc.ServicerContext, call: Call) -> None:
-        self.grpc = context
+    def __init__(self, call: Call) -> None:
         self.call = call
 
 

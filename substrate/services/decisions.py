@@ -228,7 +228,7 @@ class Decisions:
             return
         event = self._event(refused.trace, refused.reason)
         if event is not None:
-            self._record(call, event, required=True)
+            self._record(call, event, required=self.strict)
             self._note(call, refused.trace, event)
 
     def _record(self, call: Call, event: AuditEvent, *, required: bool) -> None:

@@ -30,7 +30,6 @@ from substrate.sources.bundles import read_file
 from substrate.sources.tenant import TenantSource
 
 DEFAULT_NOTE_BUDGET = 2000
-MIN_NOTE_BUDGET = 1
 MAX_NOTE_BUDGET = 100_000
 DEFAULT_PAGE = 1000
 MAX_PAGE = 10_000
@@ -60,7 +59,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Page:
-    """One page of a list, and how many skills that exist the list leaves out because this caller may not have them.
+    """One page of a list, and how many permitted skills it leaves out for the caller's kind or the touched paths.
 
     `encoded` is its wire form, kept with it by whoever encodes it first.
     """
@@ -117,8 +116,8 @@ class Skills:
 
         def judge(trace: Trace) -> Prepared:
             agent = begin(trace, run)
-            if budget and not MIN_NOTE_BUDGET <= budget <= MAX_NOTE_BUDGET:
-                raise InvalidArgument("budget_tokens", f"Must be 0 or {MIN_NOTE_BUDGET} to {MAX_NOTE_BUDGET}.")
+            if not 0 <= budget <= MAX_NOTE_BUDGET:
+                raise InvalidArgument("budget_tokens", f"Must be 0, for the default, or 1 to {MAX_NOTE_BUDGET}.")
             if agent.allowlist.denies_all or not agent.allowlist.has_allow:
                 trace.admitted = trace.left_out = 0
                 return Prepared(not agent.allowlist.denies_all, None)
