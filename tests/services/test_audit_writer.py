@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from substrate.domain.errors import AuditUnavailable, Cancelled
+from substrate.services import audit_writer
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
 from substrate.store.audit import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
@@ -119,7 +120,11 @@ def test_a_stale_call_whose_caller_went_away_is_not_decided_again(bench: Bench, 
     assert outcomes(bench.cluster, tenants[0]) == [("CANCELLED", "CANCELLED")]
 
 
-def test_stopping_settles_what_was_handed_over(cluster: Cluster, tenants: list[str]) -> None:
+def test_stopping_settles_what_was_handed_over(
+    cluster: Cluster, tenants: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What was handed over has to wait for the chain, on a busy machine for longer than calls usually do.
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
     writer = AuditWriter(ChainWriter(cluster.login_url), lambda _: None)
     writer.start()
     with ThreadPoolExecutor(8) as pool:
@@ -134,5 +139,6 @@ def test_stopping_settles_what_was_handed_over(cluster: Cluster, tenants: list[s
         assert [call.result(timeout=5) for call in calls] == [Verdict.CURRENT] * 5
         stopping.join(timeout=5)
         assert not stopping.is_alive()
+        monkeypatch.undo()
         assert seconds_until(lambda: bench.settle(tenants[0]), AuditUnavailable) < REFUSE_AFTER + 0.5
     assert [len(events(cluster, tenant)) for tenant in tenants] == [3, 1, 1]
