@@ -153,7 +153,7 @@ def test_a_call_whose_caller_went_away_is_recorded_as_cancelled(cluster: Cluster
     with grpc.insecure_channel(small.address) as channel:
         with held(cluster, "chain_heads", tenant):
             call = begun(channel, small, key, INVOKE)
-            # Cancelled before its message is read, a call decides nothing and leaves no event; so the decision comes first.
+            # Cancelled before its message is read, a call decides nothing and leaves no event; so it decides first.
             writer_tries_again(cluster)
             call.cancel()
             # One connection's frames, and the server's one serving thread, keep their order: the cancellation has been
