@@ -9,12 +9,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from substrate.domain.catalog import LayerKind
 from substrate.domain.errors import InvalidAgent, InvalidAllowlist, InvalidName, Violation
-from substrate.domain.names import AgentName, parse_agent_name
+from substrate.domain.names import AgentName, SkillName, parse_agent_name
 from substrate.domain.skillmatch import Allowlist
 
 SKILL_TOOL = "Skill"
@@ -36,7 +36,11 @@ _FIELDS = ("description", "tools", "skills", "definition")
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """An agent definition from one layer; `definition_json` is canonical JSON text of an opaque object."""
+    """An agent definition from one layer; `definition_json` is canonical JSON text of an opaque object.
+
+    `pins` says for which names the agent gets a certain version, ``v3`` or a label's, in place of the one in effect;
+    only a tenant's own agents have any.
+    """
 
     name: AgentName
     description: str
@@ -47,6 +51,7 @@ class Agent:
     origin: str
     created_at: datetime | None = None
     updated_at: datetime | None = None
+    pins: Mapping[SkillName, str] = field(default_factory=dict)
 
     @property
     def content_sha256(self) -> str:

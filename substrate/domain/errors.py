@@ -69,6 +69,14 @@ class InvalidMessage(_InvalidField):
     """Bytes that are no message of the method called."""
 
 
+class RequestIdReused(_InvalidField):
+    """A request id that came with another request before."""
+
+
+class InvalidArchive(InvalidInput):
+    """An archive that cannot be read, or holds what may not be imported; every problem is listed."""
+
+
 class InvalidAllowlist(InvalidInput):
     """An allowlist with entries that cannot be read; every bad entry is listed, none is skipped."""
 
@@ -91,6 +99,10 @@ class Unauthenticated(SubstrateError):
 
 class RoleRequired(SubstrateError):
     """The key's role, or its binding to an agent, does not permit this call."""
+
+
+class TenantSuspended(SubstrateError):
+    """Operators have suspended the tenant whose key came with the call."""
 
 
 class SkillNotPermitted(SubstrateError):
@@ -194,7 +206,7 @@ class StoreUnavailable(SubstrateError):
 
 
 class QuotaExceeded(SubstrateError):
-    """The tenant has as many of these as it may have."""
+    """The tenant has as many of these as it may have; metadata names the quota, its limit and when to try again."""
 
 
 class TooLarge(SubstrateError):

@@ -33,7 +33,10 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as stored: the SHA-256 of its secret, its role, and the agent it is bound to, if any."""
+    """A key as stored: the SHA-256 of its secret, its role, and the agent it is bound to, if any.
+
+    `principal` is who uses the key; keys that replace each other share it.
+    """
 
     tenant: TenantId
     key_id: KeyId
@@ -44,6 +47,7 @@ class Key:
     created_at: datetime | None = None
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    principal: str = ""
 
     def admits(self, secret: str, now: datetime) -> bool:
         """Whether `secret` is this key's, and the key is live at `now`."""
@@ -57,12 +61,16 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who a call comes from, as proved by its key."""
+    """Who a call comes from, as proved by its key.
+
+    `name` is what versions record as their author: the key's principal, or its id where it names none.
+    """
 
     tenant: TenantId
     key_id: KeyId
     role: Role
     agent: AgentName | None = None
+    name: str = ""
 
     @property
     def actor(self) -> str:
@@ -108,7 +116,7 @@ def authenticate(bearer: Bearer, key: Key | None, now: datetime) -> Principal:
     same = key is not None and (key.tenant, key.key_id) == (bearer.tenant, bearer.key_id)
     if key is None or not same or not key.admits(bearer.secret, now):
         raise Unauthenticated(_REFUSED)
-    return Principal(key.tenant, key.key_id, key.role, key.agent)
+    return Principal(key.tenant, key.key_id, key.role, key.agent, key.principal or key.key_id)
 
 
 def missing_key() -> Unauthenticated:

@@ -24,6 +24,7 @@ CODES: dict[type[SubstrateError], grpc.StatusCode] = {
     errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.RoleRequired: grpc.StatusCode.PERMISSION_DENIED,
+    errors.TenantSuspended: grpc.StatusCode.PERMISSION_DENIED,
     errors.SkillNotPermitted: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,

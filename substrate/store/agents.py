@@ -21,6 +21,7 @@ def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, n
         "skills": agent.allowlist.texts(),
         "definition": json.loads(agent.definition_json),
         "content_sha256": agent.content_sha256,
+        "pins": dict(agent.pins),
         "revision": revision,
         "updated_at": now,
         "updated_by": by,

@@ -128,6 +128,7 @@ def create(connection: Connection, tenant: TenantId, skill_def: SkillDef, first:
             created_by=first.created_by,
             promoted_at=first.promoted_at,
             promoted_by=first.promoted_by,
+            files=[],
         )
     )
 

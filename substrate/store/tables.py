@@ -67,6 +67,12 @@ tenants = Table(
     Column("display_name", Text, nullable=False),
     Column("catalog_revision", BigInteger, nullable=False, server_default=text("1")),
     _time("created_at"),
+    _time("suspended_at", nullable=True),
+    Column("suspend_reason", Text, nullable=False, server_default=text("''")),
+    Column("quotas", JSON, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False, server_default=text("0")),
+    _time("writes_minute", nullable=True),
+    Column("writes_counted", Integer, nullable=False, server_default=text("0")),
     comment="Tenants, and the catalog revision that every write of a tenant bumps first.",
 )
 
@@ -101,9 +107,40 @@ skill_def_versions = Table(
     Column("created_by", Text, nullable=False),
     _time("promoted_at", nullable=True),
     Column("promoted_by", Text),
+    Column("lineage", JSON(none_as_null=True)),
+    Column("files", JSON, nullable=False),
+    Column("created_as", Text, nullable=False, server_default=text("''")),
     PrimaryKeyConstraint("tenant_id", "name", "version"),
     ForeignKeyConstraint(["tenant_id", "name"], ["skill_defs.tenant_id", "skill_defs.name"]),
     comment="Immutable versions 1, 2, 3 … of each SkillDef; only their latest promotion is written later.",
+)
+
+skill_files = Table(
+    "skill_files",
+    metadata,
+    Column("tenant_id", Text),
+    Column("sha256", Text),
+    Column("content", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "sha256"),
+    ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
+    comment="Files of SkillDefs' versions, each content once, under its digest.",
+)
+
+skill_labels = Table(
+    "skill_labels",
+    metadata,
+    Column("tenant_id", Text),
+    Column("name", Text),
+    Column("label", Text),
+    Column("version", Integer, nullable=False),
+    _time("updated_at"),
+    Column("updated_by", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "name", "label"),
+    ForeignKeyConstraint(
+        ["tenant_id", "name", "version"],
+        ["skill_def_versions.tenant_id", "skill_def_versions.name", "skill_def_versions.version"],
+    ),
+    comment="Names for versions of SkillDefs, which can be moved.",
 )
 
 disabled_names = Table(
@@ -134,6 +171,7 @@ agents = Table(
     _time("created_at"),
     _time("updated_at"),
     Column("updated_by", Text, nullable=False),
+    Column("pins", JSON, nullable=False),
     PrimaryKeyConstraint("tenant_id", "name"),
     ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
     comment="A tenant's agents with their allowlists.",
@@ -152,11 +190,26 @@ keys = Table(
     Column("created_by", Text, nullable=False),
     _time("expires_at", nullable=True),
     _time("revoked_at", nullable=True),
+    Column("principal", Text, nullable=False, server_default=text("''")),
     PrimaryKeyConstraint("tenant_id", "key_id"),
     ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
     CheckConstraint("role in ('runtime', 'author', 'operator')", name="role"),
     CheckConstraint("octet_length(secret_sha256) = 32", name="secret"),
     comment="API keys; of the secret only its SHA-256.",
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("tenant_id", Text),
+    Column("request_id", UUID(as_uuid=False)),
+    Column("fingerprint", LargeBinary, nullable=False),
+    Column("answer", LargeBinary),
+    _time("created_at"),
+    PrimaryKeyConstraint("tenant_id", "request_id"),
+    ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
+    Index(None, "tenant_id", "created_at"),
+    comment="Changes that came with a request id, and their answers, for a day.",
 )
 
 chain_heads = Table(
@@ -194,6 +247,7 @@ audit_events = Table(
     Index(None, "tenant_id", "event_id"),
     Index(None, "tenant_id", "name", "sequence"),
     Index(None, "tenant_id", "agent", "sequence"),
+    Index(None, "tenant_id", "actor", "sequence"),
     postgresql_partition_by="RANGE (occurred_at)",
     comment="Append-only events, hash-chained per tenant; `event` is the text that is hashed.",
 )

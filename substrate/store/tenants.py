@@ -64,7 +64,9 @@ def create(connection: Connection, tenant: TenantId, display_name: str, now: dat
     try:
         with connection.begin_nested():
             connection.execute(
-                insert(tenants).values(tenant_id=tenant, display_name=display_name, catalog_revision=1, created_at=now)
+                insert(tenants).values(
+                    tenant_id=tenant, display_name=display_name, catalog_revision=1, created_at=now, quotas={}
+                )
             )
     except IntegrityError:
         raise TenantExists(f"The tenant '{tenant}' exists.", tenant=tenant) from None
@@ -93,6 +95,7 @@ def add_key(connection: Connection, key: Key, created_by: str) -> None:
             created_at=key.created_at,
             created_by=created_by,
             expires_at=key.expires_at,
+            principal=key.principal or key.key_id,
         )
     )
 
@@ -135,4 +138,5 @@ def _key(row: Row[tuple[object, ...]]) -> Key:
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
+        principal=row.principal,
     )

@@ -26,37 +26,45 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from substrate.api.v1 import catalog_pb2 as substrate_dot_api_dot_v1_dot_catalog__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsubstrate/api/v1/agents.proto\x12\x10substrate.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1esubstrate/api/v1/catalog.proto\"\x19\n\x08ToolList\x12\r\n\x05names\x18\x01 \x03(\t\"\x9b\x03\n\x05\x41gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12.\n\x05tools\x18\x03 \x01(\x0b\x32\x1a.substrate.api.v1.ToolListH\x00\x88\x01\x01\x12\x0e\n\x06skills\x18\x04 \x03(\t\x12\x17\n\x0f\x64\x65\x66inition_json\x18\x05 \x01(\t\x12\x1d\n\x10skill_def_scopes\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x16\n\x0e\x63ontent_sha256\x18\x07 \x01(\t\x12\x18\n\x10\x61llowlist_sha256\x18\x08 \x01(\t\x12&\n\x05layer\x18\t \x01(\x0e\x32\x17.substrate.api.v1.Layer\x12\x0e\n\x06origin\x18\n \x01(\t\x12\x0c\n\x04\x65tag\x18\x0b \x01(\t\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x08\n\x06_toolsB\x13\n\x11_skill_def_scopes\"A\n\x10\x41llowlistWarning\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05\x65ntry\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"G\n\x0fPutAgentRequest\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\"\xb4\x01\n\x10PutAgentResponse\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12\x34\n\x08warnings\x18\x02 \x03(\x0b\x32\".substrate.api.v1.AllowlistWarning\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"~\n\x10GetAgentResponse\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\":\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xae\x01\n\x12ListAgentsResponse\x12\'\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x17.substrate.api.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x12\n\ntotal_size\x18\x03 \x01(\x05\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"D\n\x14TestAllowlistRequest\x12\x0e\n\x06skills\x18\x01 \x03(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x03(\t\"\xeb\x01\n\x15TestAllowlistResponse\x12\x31\n\tdecisions\x18\x01 \x03(\x0b\x32\x1e.substrate.api.v1.NameDecision\x12\x34\n\x08warnings\x18\x02 \x03(\x0b\x32\".substrate.api.v1.AllowlistWarning\x12\x12\n\ndenies_all\x18\x03 \x01(\x08\x12\x11\n\thas_allow\x18\x04 \x01(\x08\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"J\n\x0cNameDecision\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1a.substrate.api.v1.Decision2\xef\x02\n\x0c\x41gentService\x12Q\n\x08PutAgent\x12!.substrate.api.v1.PutAgentRequest\x1a\".substrate.api.v1.PutAgentResponse\x12Q\n\x08GetAgent\x12!.substrate.api.v1.GetAgentRequest\x1a\".substrate.api.v1.GetAgentResponse\x12W\n\nListAgents\x12#.substrate.api.v1.ListAgentsRequest\x1a$.substrate.api.v1.ListAgentsResponse\x12`\n\rTestAllowlist\x12&.substrate.api.v1.TestAllowlistRequest\x1a\'.substrate.api.v1.TestAllowlistResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsubstrate/api/v1/agents.proto\x12\x10substrate.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1esubstrate/api/v1/catalog.proto\"\x19\n\x08ToolList\x12\r\n\x05names\x18\x01 \x03(\t\"\xf9\x03\n\x05\x41gent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12.\n\x05tools\x18\x03 \x01(\x0b\x32\x1a.substrate.api.v1.ToolListH\x00\x88\x01\x01\x12\x0e\n\x06skills\x18\x04 \x03(\t\x12\x17\n\x0f\x64\x65\x66inition_json\x18\x05 \x01(\t\x12\x1d\n\x10skill_def_scopes\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x16\n\x0e\x63ontent_sha256\x18\x07 \x01(\t\x12\x18\n\x10\x61llowlist_sha256\x18\x08 \x01(\t\x12&\n\x05layer\x18\t \x01(\x0e\x32\x17.substrate.api.v1.Layer\x12\x0e\n\x06origin\x18\n \x01(\t\x12\x0c\n\x04\x65tag\x18\x0b \x01(\t\x12/\n\x0b\x63reate_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0bupdate_time\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x04pins\x18\x0e \x03(\x0b\x32!.substrate.api.v1.Agent.PinsEntry\x1a+\n\tPinsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_toolsB\x13\n\x11_skill_def_scopes\"A\n\x10\x41llowlistWarning\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05\x65ntry\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"[\n\x0fPutAgentRequest\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"\xb4\x01\n\x10PutAgentResponse\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12\x34\n\x08warnings\x18\x02 \x03(\x0b\x32\".substrate.api.v1.AllowlistWarning\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"D\n\x12\x44\x65leteAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x65tag\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"\x81\x01\n\x13\x44\x65leteAgentResponse\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\x1f\n\x0fGetAgentRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"~\n\x10GetAgentResponse\x12&\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x17.substrate.api.v1.Agent\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\":\n\x11ListAgentsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\xae\x01\n\x12ListAgentsResponse\x12\'\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x17.substrate.api.v1.Agent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x12\n\ntotal_size\x18\x03 \x01(\x05\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"D\n\x14TestAllowlistRequest\x12\x0e\n\x06skills\x18\x01 \x03(\t\x12\r\n\x05\x61gent\x18\x02 \x01(\t\x12\r\n\x05names\x18\x03 \x03(\t\"\xcb\x02\n\x15TestAllowlistResponse\x12\x31\n\tdecisions\x18\x01 \x03(\x0b\x32\x1e.substrate.api.v1.NameDecision\x12\x34\n\x08warnings\x18\x02 \x03(\x0b\x32\".substrate.api.v1.AllowlistWarning\x12\x12\n\ndenies_all\x18\x03 \x01(\x08\x12\x11\n\thas_allow\x18\x04 \x01(\x08\x12\x16\n\x0e\x61\x64mitted_count\x18\x05 \x01(\x05\x12\x0e\n\x06gained\x18\x06 \x03(\t\x12\x0c\n\x04lost\x18\x07 \x03(\t\x12\x14\n\x0cgained_count\x18\x08 \x01(\x05\x12\x12\n\nlost_count\x18\t \x01(\x05\x12-\n\x05state\x18\r \x01(\x0b\x32\x1e.substrate.api.v1.CatalogState\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"J\n\x0cNameDecision\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32\x1a.substrate.api.v1.Decision2\xcb\x03\n\x0c\x41gentService\x12Q\n\x08PutAgent\x12!.substrate.api.v1.PutAgentRequest\x1a\".substrate.api.v1.PutAgentResponse\x12Q\n\x08GetAgent\x12!.substrate.api.v1.GetAgentRequest\x1a\".substrate.api.v1.GetAgentResponse\x12W\n\nListAgents\x12#.substrate.api.v1.ListAgentsRequest\x1a$.substrate.api.v1.ListAgentsResponse\x12Z\n\x0b\x44\x65leteAgent\x12$.substrate.api.v1.DeleteAgentRequest\x1a%.substrate.api.v1.DeleteAgentResponse\x12`\n\rTestAllowlist\x12&.substrate.api.v1.TestAllowlistRequest\x1a\'.substrate.api.v1.TestAllowlistResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'substrate.api.v1.agents_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_AGENT_PINSENTRY']._loaded_options = None
+  _globals['_AGENT_PINSENTRY']._serialized_options = b'8\001'
   _globals['_TOOLLIST']._serialized_start=116
   _globals['_TOOLLIST']._serialized_end=141
   _globals['_AGENT']._serialized_start=144
-  _globals['_AGENT']._serialized_end=555
-  _globals['_ALLOWLISTWARNING']._serialized_start=557
-  _globals['_ALLOWLISTWARNING']._serialized_end=622
-  _globals['_PUTAGENTREQUEST']._serialized_start=624
-  _globals['_PUTAGENTREQUEST']._serialized_end=695
-  _globals['_PUTAGENTRESPONSE']._serialized_start=698
-  _globals['_PUTAGENTRESPONSE']._serialized_end=878
-  _globals['_GETAGENTREQUEST']._serialized_start=880
-  _globals['_GETAGENTREQUEST']._serialized_end=911
-  _globals['_GETAGENTRESPONSE']._serialized_start=913
-  _globals['_GETAGENTRESPONSE']._serialized_end=1039
-  _globals['_LISTAGENTSREQUEST']._serialized_start=1041
-  _globals['_LISTAGENTSREQUEST']._serialized_end=1099
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=1102
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=1276
-  _globals['_TESTALLOWLISTREQUEST']._serialized_start=1278
-  _globals['_TESTALLOWLISTREQUEST']._serialized_end=1346
-  _globals['_TESTALLOWLISTRESPONSE']._serialized_start=1349
-  _globals['_TESTALLOWLISTRESPONSE']._serialized_end=1584
-  _globals['_NAMEDECISION']._serialized_start=1586
-  _globals['_NAMEDECISION']._serialized_end=1660
-  _globals['_AGENTSERVICE']._serialized_start=1663
-  _globals['_AGENTSERVICE']._serialized_end=2030
+  _globals['_AGENT']._serialized_end=649
+  _globals['_AGENT_PINSENTRY']._serialized_start=575
+  _globals['_AGENT_PINSENTRY']._serialized_end=618
+  _globals['_ALLOWLISTWARNING']._serialized_start=651
+  _globals['_ALLOWLISTWARNING']._serialized_end=716
+  _globals['_PUTAGENTREQUEST']._serialized_start=718
+  _globals['_PUTAGENTREQUEST']._serialized_end=809
+  _globals['_PUTAGENTRESPONSE']._serialized_start=812
+  _globals['_PUTAGENTRESPONSE']._serialized_end=992
+  _globals['_DELETEAGENTREQUEST']._serialized_start=994
+  _globals['_DELETEAGENTREQUEST']._serialized_end=1062
+  _globals['_DELETEAGENTRESPONSE']._serialized_start=1065
+  _globals['_DELETEAGENTRESPONSE']._serialized_end=1194
+  _globals['_GETAGENTREQUEST']._serialized_start=1196
+  _globals['_GETAGENTREQUEST']._serialized_end=1227
+  _globals['_GETAGENTRESPONSE']._serialized_start=1229
+  _globals['_GETAGENTRESPONSE']._serialized_end=1355
+  _globals['_LISTAGENTSREQUEST']._serialized_start=1357
+  _globals['_LISTAGENTSREQUEST']._serialized_end=1415
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=1418
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=1592
+  _globals['_TESTALLOWLISTREQUEST']._serialized_start=1594
+  _globals['_TESTALLOWLISTREQUEST']._serialized_end=1662
+  _globals['_TESTALLOWLISTRESPONSE']._serialized_start=1665
+  _globals['_TESTALLOWLISTRESPONSE']._serialized_end=1996
+  _globals['_NAMEDECISION']._serialized_start=1998
+  _globals['_NAMEDECISION']._serialized_end=2072
+  _globals['_AGENTSERVICE']._serialized_start=2075
+  _globals['_AGENTSERVICE']._serialized_end=2534
 # @@protoc_insertion_point(module_scope)

@@ -52,6 +52,26 @@ class Agent(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PinsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
@@ -65,6 +85,7 @@ class Agent(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The agent's name: one slug, unique within the tenant's view."""
     description: _builtins.str
@@ -114,6 +135,13 @@ class Agent(_message.Message):
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When it was last replaced; absent for other layers. Set by the server."""
 
+    @_builtins.property
+    def pins(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Names that stand for a certain version to this agent, in place of the version in effect: from a skill's name to
+        `v3` or a label. A pin to what cannot be reached makes its name fail for the agent. At most 200; no part of
+        `content_sha256`, as the allowlist is not.
+        """
+
     def __init__(
         self,
         *,
@@ -130,10 +158,11 @@ class Agent(_message.Message):
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
+        pins: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_skill_def_scopes", b"_skill_def_scopes", "_tools", b"_tools", "create_time", b"create_time", "skill_def_scopes", b"skill_def_scopes", "tools", b"tools", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skill_def_scopes", b"_skill_def_scopes", "_tools", b"_tools", "allowlist_sha256", b"allowlist_sha256", "content_sha256", b"content_sha256", "create_time", b"create_time", "definition_json", b"definition_json", "description", b"description", "etag", b"etag", "layer", b"layer", "name", b"name", "origin", b"origin", "skill_def_scopes", b"skill_def_scopes", "skills", b"skills", "tools", b"tools", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skill_def_scopes", b"_skill_def_scopes", "_tools", b"_tools", "allowlist_sha256", b"allowlist_sha256", "content_sha256", b"content_sha256", "create_time", b"create_time", "definition_json", b"definition_json", "description", b"description", "etag", b"etag", "layer", b"layer", "name", b"name", "origin", b"origin", "pins", b"pins", "skill_def_scopes", b"skill_def_scopes", "skills", b"skills", "tools", b"tools", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__skill_def_scopes: _TypeAlias = _typing.Literal["skill_def_scopes"]  # noqa: Y015
     _WhichOneofArgType__skill_def_scopes: _TypeAlias = _typing.Literal["_skill_def_scopes", b"_skill_def_scopes"]  # noqa: Y015
@@ -184,10 +213,13 @@ class PutAgentRequest(_message.Message):
 
     AGENT_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     etag: _builtins.str
-    """Etag of the tenant's agent as last read: ETAG_MISMATCH when it has changed or is gone. Empty to put whatever is
-    there.
+    """Etag of the tenant's agent as last read: ETAG_MISMATCH when it has changed or is gone, INVALID_ARGUMENT when absent
+    although the tenant has the agent. Empty to create it.
     """
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     @_builtins.property
     def agent(self) -> Global___Agent:
         """The definition. What the server sets is ignored."""
@@ -197,10 +229,11 @@ class PutAgentRequest(_message.Message):
         *,
         agent: Global___Agent | None = ...,
         etag: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "etag", b"etag"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "etag", b"etag", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,6 +278,70 @@ class PutAgentResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PutAgentResponse: _TypeAlias = PutAgentResponse  # noqa: Y015
+
+@_typing.final
+class DeleteAgentRequest(_message.Message):
+    """DeleteAgentRequest names the agent to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The agent's name."""
+    etag: _builtins.str
+    """Etag of the tenant's agent as last read; INVALID_ARGUMENT when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAgentRequest: _TypeAlias = DeleteAgentRequest  # noqa: Y015
+
+@_typing.final
+class DeleteAgentResponse(_message.Message):
+    """DeleteAgentResponse says what the name stands for now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def agent(self) -> Global___Agent:
+        """The inline or bundled agent that the name stands for now; absent when there is none."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state after the change."""
+
+    def __init__(
+        self,
+        *,
+        agent: Global___Agent | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "decision_id", b"decision_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAgentResponse: _TypeAlias = DeleteAgentResponse  # noqa: Y015
 
 @_typing.final
 class GetAgentRequest(_message.Message):
@@ -380,7 +477,7 @@ class TestAllowlistRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """The agent whose allowlist to test in place of a proposed one; INVALID_ARGUMENT together with `skills`."""
+    """The agent whose allowlist to test or, with `skills`, to compare the proposed one with."""
     @_builtins.property
     def skills(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """A proposed allowlist, as in Agent; empty tests the empty allowlist, unless `agent` is given."""
@@ -414,12 +511,23 @@ class TestAllowlistResponse(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     DENIES_ALL_FIELD_NUMBER: _builtins.int
     HAS_ALLOW_FIELD_NUMBER: _builtins.int
+    ADMITTED_COUNT_FIELD_NUMBER: _builtins.int
+    GAINED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    GAINED_COUNT_FIELD_NUMBER: _builtins.int
+    LOST_COUNT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     denies_all: _builtins.bool
     """Whether the allowlist denies every name, so that its agent is offered no tool."""
     has_allow: _builtins.bool
     """Whether it has an allowing entry, so that names no entry matches are denied."""
+    admitted_count: _builtins.int
+    """How many of the skills that the tenant's live catalog has it admits."""
+    gained_count: _builtins.int
+    """How many names it gains in all."""
+    lost_count: _builtins.int
+    """How many names it loses in all."""
     decision_id: _builtins.str
     """Id of the audit event that records this call, a UUIDv7 as text."""
     @_builtins.property
@@ -429,6 +537,16 @@ class TestAllowlistResponse(_message.Message):
     @_builtins.property
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___AllowlistWarning]:
         """Entries that can never take effect; empty when all can."""
+
+    @_builtins.property
+    def gained(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of skills in the live catalog that it admits and the agent's present allowlist does not, sorted; at most the
+        first 1,000. Empty unless the request has both `skills` and `agent`.
+        """
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of skills in the live catalog that it does not admit and the agent's present allowlist does, likewise."""
 
     @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
@@ -441,12 +559,17 @@ class TestAllowlistResponse(_message.Message):
         warnings: _abc.Iterable[Global___AllowlistWarning] | None = ...,
         denies_all: _builtins.bool = ...,
         has_allow: _builtins.bool = ...,
+        admitted_count: _builtins.int = ...,
+        gained: _abc.Iterable[_builtins.str] | None = ...,
+        lost: _abc.Iterable[_builtins.str] | None = ...,
+        gained_count: _builtins.int = ...,
+        lost_count: _builtins.int = ...,
         state: _catalog_pb2.CatalogState | None = ...,
         decision_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "decisions", b"decisions", "denies_all", b"denies_all", "has_allow", b"has_allow", "state", b"state", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_count", b"admitted_count", "decision_id", b"decision_id", "decisions", b"decisions", "denies_all", b"denies_all", "gained", b"gained", "gained_count", b"gained_count", "has_allow", b"has_allow", "lost", b"lost", "lost_count", b"lost_count", "state", b"state", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

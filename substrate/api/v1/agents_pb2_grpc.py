@@ -30,6 +30,9 @@ class AgentServiceStub:
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def __init__(self, channel):
@@ -53,6 +56,11 @@ class AgentServiceStub:
                 request_serializer=substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
+        self.DeleteAgent = channel.unary_unary(
+                '/substrate.api.v1.AgentService/DeleteAgent',
+                request_serializer=substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
+                _registered_method=True)
         self.TestAllowlist = channel.unary_unary(
                 '/substrate.api.v1.AgentService/TestAllowlist',
                 request_serializer=substrate_dot_api_dot_v1_dot_agents__pb2.TestAllowlistRequest.SerializeToString,
@@ -65,6 +73,9 @@ class AgentServiceServicer:
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def PutAgent(self, request, context):
@@ -93,8 +104,19 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteAgent(self, request, context):
+        """DeleteAgent removes the tenant's agent of a name, so that the name stands for the inline or bundled agent below, if
+        there is one. Keys bound to the agent stay bound to its name.
+
+        Errors: AGENT_NOT_FOUND, also for agents of other layers; ETAG_MISMATCH.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TestAllowlist(self, request, context):
-        """TestAllowlist says what an allowlist, proposed or in use, decides for some names. It changes nothing.
+        """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
+        live catalog, and what it would change there for an agent. It changes nothing.
 
         Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
         """
@@ -120,6 +142,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     request_deserializer=substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsResponse.SerializeToString,
             ),
+            'DeleteAgent': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteAgent,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentResponse.SerializeToString,
+            ),
             'TestAllowlist': grpc.unary_unary_rpc_method_handler(
                     servicer.TestAllowlist,
                     request_deserializer=substrate_dot_api_dot_v1_dot_agents__pb2.TestAllowlistRequest.FromString,
@@ -138,6 +165,9 @@ class AgentService:
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @staticmethod
@@ -211,6 +241,33 @@ class AgentService:
             '/substrate.api.v1.AgentService/ListAgents',
             substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteAgent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.AgentService/DeleteAgent',
+            substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
             options,
             channel_credentials,
             insecure,

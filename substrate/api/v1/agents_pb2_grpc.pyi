@@ -31,6 +31,9 @@ class AgentServiceStub:
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @_typing.overload
@@ -50,8 +53,15 @@ class AgentServiceStub:
     """
     ListAgents: _grpc.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]
     """ListAgents returns every agent that the tenant can act for, of all layers, sorted by name."""
+    DeleteAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]
+    """DeleteAgent removes the tenant's agent of a name, so that the name stands for the inline or bundled agent below, if
+    there is one. Keys bound to the agent stay bound to its name.
+
+    Errors: AGENT_NOT_FOUND, also for agents of other layers; ETAG_MISMATCH.
+    """
     TestAllowlist: _grpc.UnaryUnaryMultiCallable[_agents_pb2.TestAllowlistRequest, _agents_pb2.TestAllowlistResponse]
-    """TestAllowlist says what an allowlist, proposed or in use, decides for some names. It changes nothing.
+    """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
+    live catalog, and what it would change there for an agent. It changes nothing.
 
     Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
     """
@@ -62,6 +72,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -78,8 +91,15 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     ListAgents: _aio.UnaryUnaryMultiCallable[_agents_pb2.ListAgentsRequest, _agents_pb2.ListAgentsResponse]  # type: ignore[assignment]
     """ListAgents returns every agent that the tenant can act for, of all layers, sorted by name."""
+    DeleteAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]  # type: ignore[assignment]
+    """DeleteAgent removes the tenant's agent of a name, so that the name stands for the inline or bundled agent below, if
+    there is one. Keys bound to the agent stay bound to its name.
+
+    Errors: AGENT_NOT_FOUND, also for agents of other layers; ETAG_MISMATCH.
+    """
     TestAllowlist: _aio.UnaryUnaryMultiCallable[_agents_pb2.TestAllowlistRequest, _agents_pb2.TestAllowlistResponse]  # type: ignore[assignment]
-    """TestAllowlist says what an allowlist, proposed or in use, decides for some names. It changes nothing.
+    """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
+    live catalog, and what it would change there for an agent. It changes nothing.
 
     Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
     """
@@ -89,6 +109,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
 
     It takes keys with the role AUTHOR; GetAgent takes RUNTIME too. The tenant is that of the key. A key that is bound to
     an agent can neither define agents nor see others (ROLE_REQUIRED).
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @_abc_1.abstractmethod
@@ -123,12 +146,25 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """ListAgents returns every agent that the tenant can act for, of all layers, sorted by name."""
 
     @_abc_1.abstractmethod
+    def DeleteAgent(
+        self,
+        request: _agents_pb2.DeleteAgentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.DeleteAgentResponse, _abc.Awaitable[_agents_pb2.DeleteAgentResponse]]:
+        """DeleteAgent removes the tenant's agent of a name, so that the name stands for the inline or bundled agent below, if
+        there is one. Keys bound to the agent stay bound to its name.
+
+        Errors: AGENT_NOT_FOUND, also for agents of other layers; ETAG_MISMATCH.
+        """
+
+    @_abc_1.abstractmethod
     def TestAllowlist(
         self,
         request: _agents_pb2.TestAllowlistRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.TestAllowlistResponse, _abc.Awaitable[_agents_pb2.TestAllowlistResponse]]:
-        """TestAllowlist says what an allowlist, proposed or in use, decides for some names. It changes nothing.
+        """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
+        live catalog, and what it would change there for an agent. It changes nothing.
 
         Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
         """

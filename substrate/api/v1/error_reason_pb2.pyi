@@ -185,8 +185,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_QUOTA_EXCEEDED: _ErrorReason.ValueType  # 32
     """RESOURCE_EXHAUSTED. The tenant has as many of these things as it may have.
-    Metadata: `quota`, its name, and `limit`.
-    What to do: remove some, or ask an operator.
+    Metadata: `quota`, its name as in Quotas; `limit`; and `retry_after_seconds` where waiting helps.
+    What to do: try again after that time, or ask an operator for more.
     """
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 33
     """RESOURCE_EXHAUSTED. A message, a field or the answer is larger than the documented limit.
@@ -212,6 +212,21 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INTERNAL. The server failed in a way that it did not foresee. No details are sent.
     Metadata: `error_id`, which the server's log shows beside the details.
     What to do: report the id to an operator.
+    """
+    ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 38
+    """INVALID_ARGUMENT. The request id was used for another request within the last 24 hours.
+    Metadata: none; `BadRequest` names the field.
+    What to do: make a new id for each new request.
+    """
+    ERROR_REASON_TENANT_SUSPENDED: _ErrorReason.ValueType  # 39
+    """PERMISSION_DENIED. Operators have suspended the tenant: none of its keys may do anything.
+    Metadata: `tenant`, and `suspend_reason`, when the operator gave one.
+    What to do: ask an operator.
+    """
+    ERROR_REASON_INVALID_ARCHIVE: _ErrorReason.ValueType  # 40
+    """INVALID_ARGUMENT. An archive cannot be read, or holds what may not be imported.
+    Metadata: none; `BadRequest` lists every problem.
+    What to do: correct the archive; nothing was stored.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -387,8 +402,8 @@ What to do: try again with growing delays; before repeating a change, read what 
 """
 ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 32
 """RESOURCE_EXHAUSTED. The tenant has as many of these things as it may have.
-Metadata: `quota`, its name, and `limit`.
-What to do: remove some, or ask an operator.
+Metadata: `quota`, its name as in Quotas; `limit`; and `retry_after_seconds` where waiting helps.
+What to do: try again after that time, or ask an operator for more.
 """
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 33
 """RESOURCE_EXHAUSTED. A message, a field or the answer is larger than the documented limit.
@@ -414,5 +429,20 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 37
 """INTERNAL. The server failed in a way that it did not foresee. No details are sent.
 Metadata: `error_id`, which the server's log shows beside the details.
 What to do: report the id to an operator.
+"""
+ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 38
+"""INVALID_ARGUMENT. The request id was used for another request within the last 24 hours.
+Metadata: none; `BadRequest` names the field.
+What to do: make a new id for each new request.
+"""
+ERROR_REASON_TENANT_SUSPENDED: ErrorReason.ValueType  # 39
+"""PERMISSION_DENIED. Operators have suspended the tenant: none of its keys may do anything.
+Metadata: `tenant`, and `suspend_reason`, when the operator gave one.
+What to do: ask an operator.
+"""
+ERROR_REASON_INVALID_ARCHIVE: ErrorReason.ValueType  # 40
+"""INVALID_ARGUMENT. An archive cannot be read, or holds what may not be imported.
+Metadata: none; `BadRequest` lists every problem.
+What to do: correct the archive; nothing was stored.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

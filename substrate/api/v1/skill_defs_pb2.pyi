@@ -35,6 +35,7 @@ class SkillDef(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     CREATED_BY_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name, unique within the tenant."""
     active_version: _builtins.int
@@ -48,7 +49,7 @@ class SkillDef(_message.Message):
     etag: _builtins.str
     """Opaque text that changes with every change of the SkillDef; what requests take as `etag`."""
     created_by: _builtins.str
-    """Who created it: the id of a key."""
+    """Who created it: a principal."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the SkillDef was created."""
@@ -56,6 +57,10 @@ class SkillDef(_message.Message):
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When it last changed in any way."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Label]:
+        """Its labels, by name."""
 
     def __init__(
         self,
@@ -69,14 +74,179 @@ class SkillDef(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         created_by: _builtins.str = ...,
+        labels: _abc.Iterable[Global___Label] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "create_time", b"create_time", "created_by", b"created_by", "disabled", b"disabled", "etag", b"etag", "latest_version", b"latest_version", "name", b"name", "retired", b"retired", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_version", b"active_version", "create_time", b"create_time", "created_by", b"created_by", "disabled", b"disabled", "etag", b"etag", "labels", b"labels", "latest_version", b"latest_version", "name", b"name", "retired", b"retired", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SkillDef: _TypeAlias = SkillDef  # noqa: Y015
+
+@_typing.final
+class Label(_message.Message):
+    """Label is a name for a version, which can be moved to another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LABEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    UPDATED_BY_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """The label: one slug, such as `staging`; neither `bundle` nor `inline`, nor like `v3`."""
+    version: _builtins.int
+    """The version that it points at."""
+    updated_by: _builtins.str
+    """Who moved it: a principal."""
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was last moved."""
+
+    def __init__(
+        self,
+        *,
+        label: _builtins.str = ...,
+        version: _builtins.int = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+        updated_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "update_time", b"update_time", "updated_by", b"updated_by", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Label: _TypeAlias = Label  # noqa: Y015
+
+@_typing.final
+class Lineage(_message.Message):
+    """Lineage says what a version was forked from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONTENT_SHA256_FIELD_NUMBER: _builtins.int
+    origin: _builtins.str
+    """Where it came from: `tenant:v2`, or the origin of an inline or bundled skill. For people; not to be parsed."""
+    version: _builtins.int
+    """The version it was forked from, from 1; 0 when it was an inline or bundled skill."""
+    content_sha256: _builtins.str
+    """Digest of what it was forked from."""
+    def __init__(
+        self,
+        *,
+        origin: _builtins.str = ...,
+        version: _builtins.int = ...,
+        content_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "origin", b"origin", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lineage: _TypeAlias = Lineage  # noqa: Y015
+
+@_typing.final
+class SkillFileContent(_message.Message):
+    """SkillFileContent is a file to be stored with a skill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path below the skill's folder, with `/` between segments, at most 512 characters; not `SKILL.md`."""
+    content: _builtins.bytes
+    """The bytes, at most 1,048,576."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkillFileContent: _TypeAlias = SkillFileContent  # noqa: Y015
+
+@_typing.final
+class SkillFileList(_message.Message):
+    """SkillFileList holds a skill's files. It is a message so that no list and an empty list differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkillFileContent]:
+        """At most 512 files of at most 16 MiB in all."""
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[Global___SkillFileContent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkillFileList: _TypeAlias = SkillFileList  # noqa: Y015
+
+@_typing.final
+class Effect(_message.Message):
+    """Effect says what a change does, or would do, to what a name stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    GAINING_FIELD_NUMBER: _builtins.int
+    LOSING_FIELD_NUMBER: _builtins.int
+    CHANGING_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def before(self) -> _catalog_pb2.Candidate:
+        """What the name stands for before the change; absent when it resolves to nothing."""
+
+    @_builtins.property
+    def after(self) -> _catalog_pb2.Candidate:
+        """What it stands for after the change; absent when it resolves to nothing."""
+
+    @_builtins.property
+    def gaining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The agents that could not use the skill before and can after, by name."""
+
+    @_builtins.property
+    def losing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The agents that could use it before and cannot after, by name."""
+
+    @_builtins.property
+    def changing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The agents that can use it before and after, and get another content, by name."""
+
+    def __init__(
+        self,
+        *,
+        before: _catalog_pb2.Candidate | None = ...,
+        after: _catalog_pb2.Candidate | None = ...,
+        gaining: _abc.Iterable[_builtins.str] | None = ...,
+        losing: _abc.Iterable[_builtins.str] | None = ...,
+        changing: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "changing", b"changing", "gaining", b"gaining", "losing", b"losing"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Effect: _TypeAlias = Effect  # noqa: Y015
 
 @_typing.final
 class SkillDefVersion(_message.Message):
@@ -95,6 +265,9 @@ class SkillDefVersion(_message.Message):
     PROMOTED_BY_FIELD_NUMBER: _builtins.int
     ALLOWED_TOOLS_FIELD_NUMBER: _builtins.int
     POSITIONAL_BASE_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    CREATED_AS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the SkillDef."""
     version: _builtins.int
@@ -106,11 +279,13 @@ class SkillDefVersion(_message.Message):
     content_sha256: _builtins.str
     """Digest of the content."""
     created_by: _builtins.str
-    """Who created it: the id of a key."""
+    """Who created it: a principal."""
     promoted_by: _builtins.str
-    """Who last promoted it: the id of a key; empty when nobody did."""
+    """Who last promoted it: a principal, `platform/` before an operator's; empty when nobody did."""
     positional_base: _builtins.int
     """Whether `$0` or `$1` is the first argument in the body: 0 or 1."""
+    created_as: _builtins.str
+    """The agent that its author acted as; empty when it acted for itself."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the version was created."""
@@ -122,6 +297,14 @@ class SkillDefVersion(_message.Message):
     @_builtins.property
     def allowed_tools(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools that the skill may use, in its own order; empty when it does not restrict them."""
+
+    @_builtins.property
+    def lineage(self) -> Global___Lineage:
+        """What it was forked from; absent when it was created."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[_catalog_pb2.SkillFile]:
+        """The files that travel with it, by path."""
 
     def __init__(
         self,
@@ -137,10 +320,13 @@ class SkillDefVersion(_message.Message):
         promoted_by: _builtins.str = ...,
         allowed_tools: _abc.Iterable[_builtins.str] | None = ...,
         positional_base: _builtins.int = ...,
+        lineage: Global___Lineage | None = ...,
+        files: _abc.Iterable[_catalog_pb2.SkillFile] | None = ...,
+        created_as: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "promote_time", b"promote_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "lineage", b"lineage", "promote_time", b"promote_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tools", b"allowed_tools", "content_sha256", b"content_sha256", "create_time", b"create_time", "created_by", b"created_by", "description", b"description", "name", b"name", "positional_base", b"positional_base", "promote_time", b"promote_time", "promoted_by", b"promoted_by", "source", b"source", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tools", b"allowed_tools", "content_sha256", b"content_sha256", "create_time", b"create_time", "created_as", b"created_as", "created_by", b"created_by", "description", b"description", "files", b"files", "lineage", b"lineage", "name", b"name", "positional_base", b"positional_base", "promote_time", b"promote_time", "promoted_by", b"promoted_by", "source", b"source", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,6 +343,9 @@ class CreateSkillDefRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     PROMOTE_FIELD_NUMBER: _builtins.int
     POSITIONAL_BASE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; empty to act as the author alone."""
     name: _builtins.str
@@ -169,6 +358,14 @@ class CreateSkillDefRequest(_message.Message):
     """Whether to put the version in effect at once; true when absent."""
     positional_base: _builtins.int
     """Whether `$0` or `$1` is the first argument in the body: 0 or 1."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    @_builtins.property
+    def files(self) -> Global___SkillFileList:
+        """Files to store with it; none when absent."""
+
     def __init__(
         self,
         *,
@@ -177,10 +374,13 @@ class CreateSkillDefRequest(_message.Message):
         source: _builtins.str = ...,
         promote: _builtins.bool | None = ...,
         positional_base: _builtins.int = ...,
+        files: Global___SkillFileList | None = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_promote", b"_promote", "promote", b"promote"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_promote", b"_promote", "files", b"files", "promote", b"promote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promote", b"_promote", "agent", b"agent", "name", b"name", "positional_base", b"positional_base", "promote", b"promote", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_promote", b"_promote", "agent", b"agent", "files", b"files", "name", b"name", "positional_base", b"positional_base", "promote", b"promote", "request_id", b"request_id", "source", b"source", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__promote: _TypeAlias = _typing.Literal["promote"]  # noqa: Y015
     _WhichOneofArgType__promote: _TypeAlias = _typing.Literal["_promote", b"_promote"]  # noqa: Y015
@@ -199,6 +399,7 @@ class CreateSkillDefResponse(_message.Message):
     WINNER_FIELD_NUMBER: _builtins.int
     SHADOWS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
@@ -224,6 +425,10 @@ class CreateSkillDefResponse(_message.Message):
         """Sentences about what is accepted but probably not meant; empty when there is nothing to say."""
 
     @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does to what the name stands for."""
+
+    @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
         """The state after the change."""
 
@@ -235,16 +440,134 @@ class CreateSkillDefResponse(_message.Message):
         winner: _catalog_pb2.Candidate | None = ...,
         shadows: _abc.Iterable[_catalog_pb2.Candidate] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        effect: Global___Effect | None = ...,
         state: _catalog_pb2.CatalogState | None = ...,
         decision_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["skill_def", b"skill_def", "state", b"state", "version", b"version", "winner", b"winner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state", "version", b"version", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "shadows", b"shadows", "skill_def", b"skill_def", "state", b"state", "version", b"version", "warnings", b"warnings", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "effect", b"effect", "shadows", b"shadows", "skill_def", b"skill_def", "state", b"state", "version", b"version", "warnings", b"warnings", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateSkillDefResponse: _TypeAlias = CreateSkillDefResponse  # noqa: Y015
+
+@_typing.final
+class ForkSkillDefRequest(_message.Message):
+    """ForkSkillDefRequest says what to fork, and how the new version differs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
+    POSITIONAL_BASE_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The skill's name, without a qualifier."""
+    source: _builtins.str
+    """The whole SKILL.md of the new version; empty for the text of what is forked."""
+    promote: _builtins.bool
+    """Whether to put the new version in effect at once; false when absent."""
+    positional_base: _builtins.int
+    """Whether `$0` or `$1` is the first argument in the body: 0 or 1; absent for that of what is forked."""
+    etag: _builtins.str
+    """The SkillDef's etag as last read; required to promote, unless the tenant has no SkillDef of the name yet."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    @_builtins.property
+    def files(self) -> Global___SkillFileList:
+        """The files of the new version; absent for those of what is forked."""
+
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+        files: Global___SkillFileList | None = ...,
+        promote: _builtins.bool = ...,
+        positional_base: _builtins.int | None = ...,
+        etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_positional_base", b"_positional_base", "files", b"files", "positional_base", b"positional_base"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_positional_base", b"_positional_base", "agent", b"agent", "etag", b"etag", "files", b"files", "from", b"from", "name", b"name", "positional_base", b"positional_base", "promote", b"promote", "request_id", b"request_id", "source", b"source", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__positional_base: _TypeAlias = _typing.Literal["positional_base"]  # noqa: Y015
+    _WhichOneofArgType__positional_base: _TypeAlias = _typing.Literal["_positional_base", b"_positional_base"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__positional_base) -> _WhichOneofReturnType__positional_base | None: ...
+
+Global___ForkSkillDefRequest: _TypeAlias = ForkSkillDefRequest  # noqa: Y015
+
+@_typing.final
+class ForkSkillDefResponse(_message.Message):
+    """ForkSkillDefResponse is the new version and what it changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKILL_DEF_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WINNER_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def skill_def(self) -> Global___SkillDef:
+        """The SkillDef after the change."""
+
+    @_builtins.property
+    def version(self) -> Global___SkillDefVersion:
+        """The new version, without `source`."""
+
+    @_builtins.property
+    def winner(self) -> _catalog_pb2.Candidate:
+        """What the name now stands for; absent when it resolves to nothing."""
+
+    @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does to what the name stands for."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sentences about what is accepted but probably not meant; empty when there is nothing to say."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state after the change."""
+
+    def __init__(
+        self,
+        *,
+        skill_def: Global___SkillDef | None = ...,
+        version: Global___SkillDefVersion | None = ...,
+        winner: _catalog_pb2.Candidate | None = ...,
+        effect: Global___Effect | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state", "version", b"version", "winner", b"winner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "effect", b"effect", "skill_def", b"skill_def", "state", b"state", "version", b"version", "warnings", b"warnings", "winner", b"winner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkSkillDefResponse: _TypeAlias = ForkSkillDefResponse  # noqa: Y015
 
 @_typing.final
 class GetSkillDefRequest(_message.Message):
@@ -256,6 +579,7 @@ class GetSkillDefRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     INCLUDE_SOURCE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; empty to act as the author alone."""
     name: _builtins.str
@@ -264,6 +588,8 @@ class GetSkillDefRequest(_message.Message):
     """The version wanted, from 1; 0 for the one in effect or, when there is none, the newest."""
     include_source: _builtins.bool
     """Whether the answer should hold the SKILL.md text; false when absent."""
+    tenant: _builtins.str
+    """The tenant, from operators, who must name it; empty from everybody else."""
     def __init__(
         self,
         *,
@@ -271,10 +597,11 @@ class GetSkillDefRequest(_message.Message):
         name: _builtins.str = ...,
         version: _builtins.int = ...,
         include_source: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "include_source", b"include_source", "name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "include_source", b"include_source", "name", b"name", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +728,88 @@ class ListSkillDefsResponse(_message.Message):
 Global___ListSkillDefsResponse: _TypeAlias = ListSkillDefsResponse  # noqa: Y015
 
 @_typing.final
+class ListSkillDefVersionsRequest(_message.Message):
+    """ListSkillDefVersionsRequest names the SkillDef whose versions to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The SkillDef's name, without a qualifier."""
+    page_size: _builtins.int
+    """Largest number of versions in the answer; 0 means 100, more than 1,000 counts as 1,000."""
+    page_token: _builtins.str
+    """`next_page_token` of the page before; empty for the first page."""
+    tenant: _builtins.str
+    """The tenant, from operators, who must name it; empty from everybody else."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "name", b"name", "page_size", b"page_size", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSkillDefVersionsRequest: _TypeAlias = ListSkillDefVersionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSkillDefVersionsResponse(_message.Message):
+    """ListSkillDefVersionsResponse is one page of versions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKILL_DEF_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Where the next page begins; empty on the last page."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def skill_def(self) -> Global___SkillDef:
+        """The SkillDef."""
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkillDefVersion]:
+        """The versions, the newest first, without `source`."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state that the answer was computed from."""
+
+    def __init__(
+        self,
+        *,
+        skill_def: Global___SkillDef | None = ...,
+        versions: _abc.Iterable[Global___SkillDefVersion] | None = ...,
+        next_page_token: _builtins.str = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["skill_def", b"skill_def", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "next_page_token", b"next_page_token", "skill_def", b"skill_def", "state", b"state", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSkillDefVersionsResponse: _TypeAlias = ListSkillDefVersionsResponse  # noqa: Y015
+
+@_typing.final
 class PromoteSkillDefRequest(_message.Message):
     """PromoteSkillDefRequest names the version to put in effect."""
 
@@ -410,6 +819,9 @@ class PromoteSkillDefRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; empty to act as the author alone."""
     name: _builtins.str
@@ -417,7 +829,13 @@ class PromoteSkillDefRequest(_message.Message):
     version: _builtins.int
     """The version to put in effect, from 1; INVALID_ARGUMENT when absent."""
     etag: _builtins.str
-    """The SkillDef's etag as last read; empty to promote whatever happened since."""
+    """The SkillDef's etag as last read; INVALID_ARGUMENT when absent."""
+    tenant: _builtins.str
+    """The tenant, from operators, who must name it; empty from everybody else."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(
         self,
         *,
@@ -425,10 +843,13 @@ class PromoteSkillDefRequest(_message.Message):
         name: _builtins.str = ...,
         version: _builtins.int = ...,
         etag: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "etag", b"etag", "name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "etag", b"etag", "name", b"name", "request_id", b"request_id", "tenant", b"tenant", "validate_only", b"validate_only", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -442,6 +863,7 @@ class PromoteSkillDefResponse(_message.Message):
 
     SKILL_DEF_FIELD_NUMBER: _builtins.int
     WINNER_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
@@ -455,6 +877,10 @@ class PromoteSkillDefResponse(_message.Message):
         """What the name now stands for; absent when it resolves to nothing."""
 
     @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does to what the name stands for."""
+
+    @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
         """The state after the change."""
 
@@ -463,12 +889,13 @@ class PromoteSkillDefResponse(_message.Message):
         *,
         skill_def: Global___SkillDef | None = ...,
         winner: _catalog_pb2.Candidate | None = ...,
+        effect: Global___Effect | None = ...,
         state: _catalog_pb2.CatalogState | None = ...,
         decision_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "effect", b"effect", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -484,6 +911,8 @@ class RetireSkillDefRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     RETIRED_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; empty to act as the author alone."""
     name: _builtins.str
@@ -491,7 +920,11 @@ class RetireSkillDefRequest(_message.Message):
     retired: _builtins.bool
     """True to withdraw the SkillDef, false to bring it back; true when absent."""
     etag: _builtins.str
-    """The SkillDef's etag as last read; empty to act whatever happened since."""
+    """The SkillDef's etag as last read; INVALID_ARGUMENT when absent."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(
         self,
         *,
@@ -499,10 +932,12 @@ class RetireSkillDefRequest(_message.Message):
         name: _builtins.str = ...,
         retired: _builtins.bool | None = ...,
         etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_retired", b"_retired", "retired", b"retired"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retired", b"_retired", "agent", b"agent", "etag", b"etag", "name", b"name", "retired", b"retired"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retired", b"_retired", "agent", b"agent", "etag", b"etag", "name", b"name", "request_id", b"request_id", "retired", b"retired", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retired: _TypeAlias = _typing.Literal["retired"]  # noqa: Y015
     _WhichOneofArgType__retired: _TypeAlias = _typing.Literal["_retired", b"_retired"]  # noqa: Y015
@@ -518,6 +953,7 @@ class RetireSkillDefResponse(_message.Message):
 
     SKILL_DEF_FIELD_NUMBER: _builtins.int
     WINNER_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     decision_id: _builtins.str
@@ -531,6 +967,10 @@ class RetireSkillDefResponse(_message.Message):
         """What the name now stands for, such as the bundled skill below; absent when it resolves to nothing."""
 
     @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does to what the name stands for."""
+
+    @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
         """The state after the change."""
 
@@ -539,12 +979,13 @@ class RetireSkillDefResponse(_message.Message):
         *,
         skill_def: Global___SkillDef | None = ...,
         winner: _catalog_pb2.Candidate | None = ...,
+        effect: Global___Effect | None = ...,
         state: _catalog_pb2.CatalogState | None = ...,
         decision_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "effect", b"effect", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -561,6 +1002,8 @@ class SetSkillDisabledRequest(_message.Message):
     DISABLED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; empty to act as the author alone."""
     name: _builtins.str
@@ -570,9 +1013,11 @@ class SetSkillDisabledRequest(_message.Message):
     reason: _builtins.str
     """Why, in the author's words, kept with the name and in the audit log. At most 1,024 characters; may be empty."""
     etag: _builtins.str
-    """Etag of the tenant's SkillDef of this name as last read; empty to act whatever happened since, and where the tenant
-    has none.
-    """
+    """The name's etag as last read, from GetSkillDef or ListCatalog; INVALID_ARGUMENT when absent."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(
         self,
         *,
@@ -581,10 +1026,12 @@ class SetSkillDisabledRequest(_message.Message):
         disabled: _builtins.bool = ...,
         reason: _builtins.str = ...,
         etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "disabled", b"disabled", "etag", b"etag", "name", b"name", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "disabled", b"disabled", "etag", b"etag", "name", b"name", "reason", b"reason", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -599,10 +1046,14 @@ class SetSkillDisabledResponse(_message.Message):
     DISABLED_FIELD_NUMBER: _builtins.int
     SKILL_DEF_FIELD_NUMBER: _builtins.int
     WINNER_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
     disabled: _builtins.bool
     """Whether the name is now switched off."""
+    etag: _builtins.str
+    """The name's etag after the change."""
     decision_id: _builtins.str
     """Id of the audit event that records this call, a UUIDv7 as text."""
     @_builtins.property
@@ -614,6 +1065,10 @@ class SetSkillDisabledResponse(_message.Message):
         """What the name now stands for; absent when it resolves to nothing, as every name does that is switched off."""
 
     @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does to what the name stands for."""
+
+    @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
         """The state after the change."""
 
@@ -623,16 +1078,467 @@ class SetSkillDisabledResponse(_message.Message):
         disabled: _builtins.bool = ...,
         skill_def: Global___SkillDef | None = ...,
         winner: _catalog_pb2.Candidate | None = ...,
+        effect: Global___Effect | None = ...,
+        etag: _builtins.str = ...,
         state: _catalog_pb2.CatalogState | None = ...,
         decision_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "disabled", b"disabled", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "disabled", b"disabled", "effect", b"effect", "etag", b"etag", "skill_def", b"skill_def", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetSkillDisabledResponse: _TypeAlias = SetSkillDisabledResponse  # noqa: Y015
+
+@_typing.final
+class SetLabelRequest(_message.Message):
+    """SetLabelRequest says where a label shall point."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The SkillDef's name, without a qualifier."""
+    label: _builtins.str
+    """The label: one slug, neither `bundle` nor `inline`, nor like `v3`."""
+    version: _builtins.int
+    """The version it shall point at, from 1; 0 to take the label away."""
+    etag: _builtins.str
+    """The SkillDef's etag as last read; INVALID_ARGUMENT when absent."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        label: _builtins.str = ...,
+        version: _builtins.int = ...,
+        etag: _builtins.str = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "etag", b"etag", "label", b"label", "name", b"name", "request_id", b"request_id", "validate_only", b"validate_only", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLabelRequest: _TypeAlias = SetLabelRequest  # noqa: Y015
+
+@_typing.final
+class SetLabelResponse(_message.Message):
+    """SetLabelResponse is the SkillDef with its labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKILL_DEF_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def skill_def(self) -> Global___SkillDef:
+        """The SkillDef after the change."""
+
+    @_builtins.property
+    def effect(self) -> Global___Effect:
+        """What the change does: the name stands for the same, and pinned agents get another version."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state after the change."""
+
+    def __init__(
+        self,
+        *,
+        skill_def: Global___SkillDef | None = ...,
+        effect: Global___Effect | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "skill_def", b"skill_def", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "effect", b"effect", "skill_def", b"skill_def", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLabelResponse: _TypeAlias = SetLabelResponse  # noqa: Y015
+
+@_typing.final
+class DiffSkillDefsRequest(_message.Message):
+    """DiffSkillDefsRequest names two contents of one name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The skill's name, without a qualifier."""
+    to: _builtins.str
+    """The content to compare it with, likewise."""
+    tenant: _builtins.str
+    """The tenant, from operators, who must name it; empty from everybody else."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        to: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "from", b"from", "name", b"name", "tenant", b"tenant", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffSkillDefsRequest: _TypeAlias = DiffSkillDefsRequest  # noqa: Y015
+
+@_typing.final
+class FieldDiff(_message.Message):
+    """FieldDiff is one field of the frontmatter that differs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    FROM_JSON_FIELD_NUMBER: _builtins.int
+    TO_JSON_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """The field, such as `description` or `allowed-tools`."""
+    from_json: _builtins.str
+    """Its value on the one side as compact JSON; empty when it is not there."""
+    to_json: _builtins.str
+    """Its value on the other side as compact JSON; empty when it is not there."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        from_json: _builtins.str = ...,
+        to_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "from_json", b"from_json", "to_json", b"to_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FieldDiff: _TypeAlias = FieldDiff  # noqa: Y015
+
+@_typing.final
+class DiffSkillDefsResponse(_message.Message):
+    """DiffSkillDefsResponse says how two contents differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    BODY_DIFF_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    body_diff: _builtins.str
+    """The bodies' difference in unified form with three lines of context; empty when they are equal."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def to(self) -> _catalog_pb2.Candidate:
+        """The other content."""
+
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldDiff]:
+        """The frontmatter's differing fields, by name."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths of the files that differ or are on one side alone, sorted."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state that the answer was computed from."""
+
+    def __init__(
+        self,
+        *,
+        to: _catalog_pb2.Candidate | None = ...,
+        fields: _abc.Iterable[Global___FieldDiff] | None = ...,
+        body_diff: _builtins.str = ...,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from", b"from", "state", b"state", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body_diff", b"body_diff", "decision_id", b"decision_id", "fields", b"fields", "files", b"files", "from", b"from", "state", b"state", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffSkillDefsResponse: _TypeAlias = DiffSkillDefsResponse  # noqa: Y015
+
+@_typing.final
+class VerifySkillDefRequest(_message.Message):
+    """VerifySkillDefRequest asks whose digest one is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTENT_SHA256_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The skill's name, without a qualifier."""
+    content_sha256: _builtins.str
+    """The digest in question, 64 lower-case hexadecimal digits."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        content_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "content_sha256", b"content_sha256", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifySkillDefRequest: _TypeAlias = VerifySkillDefRequest  # noqa: Y015
+
+@_typing.final
+class VerifySkillDefResponse(_message.Message):
+    """VerifySkillDefResponse says what the digest belongs to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHES_FIELD_NUMBER: _builtins.int
+    WINNER_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    matches: _builtins.bool
+    """Whether it is the digest of what the name stands for now."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def winner(self) -> _catalog_pb2.Candidate:
+        """What the name stands for now; absent when it resolves to nothing."""
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tenant's versions that have this digest, the newest first; at most 100."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state that the answer was computed from."""
+
+    def __init__(
+        self,
+        *,
+        matches: _builtins.bool = ...,
+        winner: _catalog_pb2.Candidate | None = ...,
+        versions: _abc.Iterable[_builtins.int] | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state", "winner", b"winner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "matches", b"matches", "state", b"state", "versions", b"versions", "winner", b"winner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifySkillDefResponse: _TypeAlias = VerifySkillDefResponse  # noqa: Y015
+
+@_typing.final
+class ExportSkillRequest(_message.Message):
+    """ExportSkillRequest names the content to export."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    name: _builtins.str
+    """The skill's name, without a qualifier."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "from", b"from", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportSkillRequest: _TypeAlias = ExportSkillRequest  # noqa: Y015
+
+@_typing.final
+class ExportSkillResponse(_message.Message):
+    """ExportSkillResponse is the archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    archive: _builtins.bytes
+    """A ZIP file with `<name>/SKILL.md` and the skill's files beside it. The same content gives the same bytes."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def candidate(self) -> _catalog_pb2.Candidate:
+        """What was exported."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state that the answer was computed from."""
+
+    def __init__(
+        self,
+        *,
+        archive: _builtins.bytes = ...,
+        candidate: _catalog_pb2.Candidate | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["candidate", b"candidate", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["archive", b"archive", "candidate", b"candidate", "decision_id", b"decision_id", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportSkillResponse: _TypeAlias = ExportSkillResponse  # noqa: Y015
+
+@_typing.final
+class ImportSkillsRequest(_message.Message):
+    """ImportSkillsRequest carries an archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    ARCHIVE_FIELD_NUMBER: _builtins.int
+    PROMOTE_FIELD_NUMBER: _builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """The agent to act for; empty to act as the author alone."""
+    archive: _builtins.bytes
+    """A ZIP file of at most 8 MiB: each folder with a `SKILL.md` is a skill, whose name is the folder's path. At most 500
+    skills and 64 MiB unpacked.
+    """
+    promote: _builtins.bool
+    """Whether to put the imported versions in effect at once; false when absent."""
+    validate_only: _builtins.bool
+    """Whether only to say what the change would do, and change nothing; false when absent."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        archive: _builtins.bytes = ...,
+        promote: _builtins.bool = ...,
+        validate_only: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "archive", b"archive", "promote", b"promote", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportSkillsRequest: _TypeAlias = ImportSkillsRequest  # noqa: Y015
+
+@_typing.final
+class ImportSkillsResponse(_message.Message):
+    """ImportSkillsResponse says what became of each skill of the archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKILLS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def skills(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImportedSkill]:
+        """The skills, by name."""
+
+    @_builtins.property
+    def state(self) -> _catalog_pb2.CatalogState:
+        """The state after the change."""
+
+    def __init__(
+        self,
+        *,
+        skills: _abc.Iterable[Global___ImportedSkill] | None = ...,
+        state: _catalog_pb2.CatalogState | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "skills", b"skills", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportSkillsResponse: _TypeAlias = ImportSkillsResponse  # noqa: Y015
+
+@_typing.final
+class ImportedSkill(_message.Message):
+    """ImportedSkill is one skill of an archive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    CONTENT_SHA256_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    version: _builtins.int
+    """The version that holds its content."""
+    created: _builtins.bool
+    """Whether that version is new; false when it was there already."""
+    content_sha256: _builtins.str
+    """Digest of the content."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        created: _builtins.bool = ...,
+        content_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "created", b"created", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportedSkill: _TypeAlias = ImportedSkill  # noqa: Y015
 
 @_typing.final
 class ListCatalogRequest(_message.Message):
@@ -721,10 +1627,13 @@ class CatalogEntry(_message.Message):
     CANDIDATES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     DECISION_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name."""
     mode: _catalog_pb2.NameMode.ValueType
     """What the tenant may do with the name."""
+    etag: _builtins.str
+    """Opaque text that changes with whatever the tenant says of the name; what requests take as `etag`."""
     @_builtins.property
     def winner(self) -> _catalog_pb2.Candidate:
         """What the name stands for; absent when it resolves to nothing."""
@@ -747,10 +1656,11 @@ class CatalogEntry(_message.Message):
         candidates: _abc.Iterable[_catalog_pb2.Candidate] | None = ...,
         mode: _catalog_pb2.NameMode.ValueType = ...,
         decision: _catalog_pb2.Decision | None = ...,
+        etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "decision", b"decision", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "candidates", b"candidates", "decision", b"decision", "mode", b"mode", "name", b"name", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "candidates", b"candidates", "decision", b"decision", "etag", b"etag", "mode", b"mode", "name", b"name", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision: _TypeAlias = _typing.Literal["decision"]  # noqa: Y015
     _WhichOneofArgType__decision: _TypeAlias = _typing.Literal["_decision", b"_decision"]  # noqa: Y015

@@ -31,12 +31,15 @@ class SkillDefServiceStub:
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def __init__(self, channel):
@@ -50,6 +53,11 @@ class SkillDefServiceStub:
                 request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefResponse.FromString,
                 _registered_method=True)
+        self.ForkSkillDef = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/ForkSkillDef',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefResponse.FromString,
+                _registered_method=True)
         self.GetSkillDef = channel.unary_unary(
                 '/substrate.api.v1.SkillDefService/GetSkillDef',
                 request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.GetSkillDefRequest.SerializeToString,
@@ -59,6 +67,11 @@ class SkillDefServiceStub:
                 '/substrate.api.v1.SkillDefService/ListSkillDefs',
                 request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsResponse.FromString,
+                _registered_method=True)
+        self.ListSkillDefVersions = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/ListSkillDefVersions',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsResponse.FromString,
                 _registered_method=True)
         self.PromoteSkillDef = channel.unary_unary(
                 '/substrate.api.v1.SkillDefService/PromoteSkillDef',
@@ -75,6 +88,31 @@ class SkillDefServiceStub:
                 request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledResponse.FromString,
                 _registered_method=True)
+        self.SetLabel = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/SetLabel',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelResponse.FromString,
+                _registered_method=True)
+        self.DiffSkillDefs = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/DiffSkillDefs',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsResponse.FromString,
+                _registered_method=True)
+        self.VerifySkillDef = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/VerifySkillDef',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefResponse.FromString,
+                _registered_method=True)
+        self.ExportSkill = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/ExportSkill',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillResponse.FromString,
+                _registered_method=True)
+        self.ImportSkills = channel.unary_unary(
+                '/substrate.api.v1.SkillDefService/ImportSkills',
+                request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsResponse.FromString,
+                _registered_method=True)
         self.ListCatalog = channel.unary_unary(
                 '/substrate.api.v1.SkillDefService/ListCatalog',
                 request_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListCatalogRequest.SerializeToString,
@@ -88,19 +126,37 @@ class SkillDefServiceServicer:
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def CreateSkillDef(self, request, context):
         """CreateSkillDef stores version 1 of a new SkillDef and, unless told otherwise, puts it in effect.
 
-        Errors: SKILL_DEF_EXISTS, also when it is retired; INVALID_SKILL with every problem and its line; NAME_LOCKED;
-        REVIEW_REQUIRED when it should be promoted at once although the name needs a review: set `promote` to false.
+        The name of a retired SkillDef may be used again: the new version follows its last one, the old versions stay
+        readable, and none of them comes back into effect by it.
+
+        Errors: SKILL_DEF_EXISTS; INVALID_SKILL with every problem and its line; NAME_LOCKED; REVIEW_REQUIRED when it
+        should be promoted at once although the name needs a review: set `promote` to false.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkSkillDef(self, request, context):
+        """ForkSkillDef stores a new version of a skill with changes: of a version of the tenant's, of the inline or bundled
+        skill of the name, or of whatever the name stands for. It is not put in effect unless told so. The new version
+        records what it was forked from. Versions are numbered 1, 2, 3 and so on, without gaps.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED for what is forked; INVALID_SKILL, NAME_LOCKED,
+        REVIEW_REQUIRED, and ETAG_MISMATCH when it is to be promoted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,9 +179,18 @@ class SkillDefServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSkillDefVersions(self, request, context):
+        """ListSkillDefVersions returns the versions of a SkillDef, retired ones' too, the newest first.
+
+        Errors: SKILL_DEF_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PromoteSkillDef(self, request, context):
-        """PromoteSkillDef puts a version in effect, newer or older than the present one. To promote the version in effect
-        changes nothing and succeeds. A retired SkillDef stays retired.
+        """PromoteSkillDef puts a version in effect, newer or older than the present one, and says what that changes for whom.
+        To promote the version in effect changes nothing and succeeds. A retired SkillDef stays retired.
 
         Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED, REVIEW_REQUIRED, SKILL_QUARANTINED.
         """
@@ -153,6 +218,51 @@ class SkillDefServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetLabel(self, request, context):
+        """SetLabel lets a label, such as `staging`, point at a version, or takes it away. Agents pinned to the label get that
+        version from their next call on.
+
+        Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DiffSkillDefs(self, request, context):
+        """DiffSkillDefs compares any two of a name's versions and its inline and bundled skill.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifySkillDef(self, request, context):
+        """VerifySkillDef says whether a digest is that of what the name stands for now, or of which version it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportSkill(self, request, context):
+        """ExportSkill returns a skill, its SKILL.md and its files, as one archive that ImportSkills takes.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportSkills(self, request, context):
+        """ImportSkills stores every skill of an archive: a new SkillDef, or the next version of one that is there. What is
+        stored already, by its digest, is left as it is. All are stored or, when one cannot be, none.
+
+        Errors: INVALID_ARCHIVE, INVALID_SKILL with every problem, NAME_LOCKED, REVIEW_REQUIRED, SKILL_NOT_PERMITTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListCatalog(self, request, context):
         """ListCatalog returns every name that any layer knows, sorted, with all its candidates and their states.
         """
@@ -168,6 +278,11 @@ def add_SkillDefServiceServicer_to_server(servicer, server):
                     request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefResponse.SerializeToString,
             ),
+            'ForkSkillDef': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkSkillDef,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefResponse.SerializeToString,
+            ),
             'GetSkillDef': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSkillDef,
                     request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.GetSkillDefRequest.FromString,
@@ -177,6 +292,11 @@ def add_SkillDefServiceServicer_to_server(servicer, server):
                     servicer.ListSkillDefs,
                     request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsResponse.SerializeToString,
+            ),
+            'ListSkillDefVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSkillDefVersions,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsResponse.SerializeToString,
             ),
             'PromoteSkillDef': grpc.unary_unary_rpc_method_handler(
                     servicer.PromoteSkillDef,
@@ -192,6 +312,31 @@ def add_SkillDefServiceServicer_to_server(servicer, server):
                     servicer.SetSkillDisabled,
                     request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledResponse.SerializeToString,
+            ),
+            'SetLabel': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLabel,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelResponse.SerializeToString,
+            ),
+            'DiffSkillDefs': grpc.unary_unary_rpc_method_handler(
+                    servicer.DiffSkillDefs,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsResponse.SerializeToString,
+            ),
+            'VerifySkillDef': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifySkillDef,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefResponse.SerializeToString,
+            ),
+            'ExportSkill': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportSkill,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillResponse.SerializeToString,
+            ),
+            'ImportSkills': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportSkills,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsResponse.SerializeToString,
             ),
             'ListCatalog': grpc.unary_unary_rpc_method_handler(
                     servicer.ListCatalog,
@@ -212,12 +357,15 @@ class SkillDefService:
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @staticmethod
@@ -237,6 +385,33 @@ class SkillDefService:
             '/substrate.api.v1.SkillDefService/CreateSkillDef',
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.CreateSkillDefResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkSkillDef(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/ForkSkillDef',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ForkSkillDefResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -291,6 +466,33 @@ class SkillDefService:
             '/substrate.api.v1.SkillDefService/ListSkillDefs',
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSkillDefVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/ListSkillDefVersions',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ListSkillDefVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -372,6 +574,141 @@ class SkillDefService:
             '/substrate.api.v1.SkillDefService/SetSkillDisabled',
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetSkillDisabledResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLabel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/SetLabel',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.SetLabelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DiffSkillDefs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/DiffSkillDefs',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.DiffSkillDefsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifySkillDef(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/VerifySkillDef',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.VerifySkillDefResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportSkill(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/ExportSkill',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ExportSkillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportSkills(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.SkillDefService/ImportSkills',
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_skill__defs__pb2.ImportSkillsResponse.FromString,
             options,
             channel_credentials,
             insecure,

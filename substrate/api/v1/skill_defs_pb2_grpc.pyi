@@ -32,12 +32,15 @@ class SkillDefServiceStub:
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @_typing.overload
@@ -47,8 +50,19 @@ class SkillDefServiceStub:
     CreateSkillDef: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.CreateSkillDefRequest, _skill_defs_pb2.CreateSkillDefResponse]
     """CreateSkillDef stores version 1 of a new SkillDef and, unless told otherwise, puts it in effect.
 
-    Errors: SKILL_DEF_EXISTS, also when it is retired; INVALID_SKILL with every problem and its line; NAME_LOCKED;
-    REVIEW_REQUIRED when it should be promoted at once although the name needs a review: set `promote` to false.
+    The name of a retired SkillDef may be used again: the new version follows its last one, the old versions stay
+    readable, and none of them comes back into effect by it.
+
+    Errors: SKILL_DEF_EXISTS; INVALID_SKILL with every problem and its line; NAME_LOCKED; REVIEW_REQUIRED when it
+    should be promoted at once although the name needs a review: set `promote` to false.
+    """
+    ForkSkillDef: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ForkSkillDefRequest, _skill_defs_pb2.ForkSkillDefResponse]
+    """ForkSkillDef stores a new version of a skill with changes: of a version of the tenant's, of the inline or bundled
+    skill of the name, or of whatever the name stands for. It is not put in effect unless told so. The new version
+    records what it was forked from. Versions are numbered 1, 2, 3 and so on, without gaps.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED for what is forked; INVALID_SKILL, NAME_LOCKED,
+    REVIEW_REQUIRED, and ETAG_MISMATCH when it is to be promoted.
     """
     GetSkillDef: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.GetSkillDefRequest, _skill_defs_pb2.GetSkillDefResponse]
     """GetSkillDef returns a SkillDef and one of its versions.
@@ -58,9 +72,14 @@ class SkillDefServiceStub:
     """
     ListSkillDefs: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ListSkillDefsRequest, _skill_defs_pb2.ListSkillDefsResponse]
     """ListSkillDefs returns the tenant's SkillDefs, sorted by name."""
+    ListSkillDefVersions: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ListSkillDefVersionsRequest, _skill_defs_pb2.ListSkillDefVersionsResponse]
+    """ListSkillDefVersions returns the versions of a SkillDef, retired ones' too, the newest first.
+
+    Errors: SKILL_DEF_NOT_FOUND.
+    """
     PromoteSkillDef: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.PromoteSkillDefRequest, _skill_defs_pb2.PromoteSkillDefResponse]
-    """PromoteSkillDef puts a version in effect, newer or older than the present one. To promote the version in effect
-    changes nothing and succeeds. A retired SkillDef stays retired.
+    """PromoteSkillDef puts a version in effect, newer or older than the present one, and says what that changes for whom.
+    To promote the version in effect changes nothing and succeeds. A retired SkillDef stays retired.
 
     Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED, REVIEW_REQUIRED, SKILL_QUARANTINED.
     """
@@ -76,6 +95,30 @@ class SkillDefServiceStub:
 
     Errors: NAME_LOCKED when switching off, ETAG_MISMATCH.
     """
+    SetLabel: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.SetLabelRequest, _skill_defs_pb2.SetLabelResponse]
+    """SetLabel lets a label, such as `staging`, point at a version, or takes it away. Agents pinned to the label get that
+    version from their next call on.
+
+    Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED.
+    """
+    DiffSkillDefs: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.DiffSkillDefsRequest, _skill_defs_pb2.DiffSkillDefsResponse]
+    """DiffSkillDefs compares any two of a name's versions and its inline and bundled skill.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+    """
+    VerifySkillDef: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.VerifySkillDefRequest, _skill_defs_pb2.VerifySkillDefResponse]
+    """VerifySkillDef says whether a digest is that of what the name stands for now, or of which version it is."""
+    ExportSkill: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ExportSkillRequest, _skill_defs_pb2.ExportSkillResponse]
+    """ExportSkill returns a skill, its SKILL.md and its files, as one archive that ImportSkills takes.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+    """
+    ImportSkills: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ImportSkillsRequest, _skill_defs_pb2.ImportSkillsResponse]
+    """ImportSkills stores every skill of an archive: a new SkillDef, or the next version of one that is there. What is
+    stored already, by its digest, is left as it is. All are stored or, when one cannot be, none.
+
+    Errors: INVALID_ARCHIVE, INVALID_SKILL with every problem, NAME_LOCKED, REVIEW_REQUIRED, SKILL_NOT_PERMITTED.
+    """
     ListCatalog: _grpc.UnaryUnaryMultiCallable[_skill_defs_pb2.ListCatalogRequest, _skill_defs_pb2.ListCatalogResponse]
     """ListCatalog returns every name that any layer knows, sorted, with all its candidates and their states."""
 
@@ -86,20 +129,34 @@ class SkillDefServiceAsyncStub(SkillDefServiceStub):
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateSkillDef: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.CreateSkillDefRequest, _skill_defs_pb2.CreateSkillDefResponse]  # type: ignore[assignment]
     """CreateSkillDef stores version 1 of a new SkillDef and, unless told otherwise, puts it in effect.
 
-    Errors: SKILL_DEF_EXISTS, also when it is retired; INVALID_SKILL with every problem and its line; NAME_LOCKED;
-    REVIEW_REQUIRED when it should be promoted at once although the name needs a review: set `promote` to false.
+    The name of a retired SkillDef may be used again: the new version follows its last one, the old versions stay
+    readable, and none of them comes back into effect by it.
+
+    Errors: SKILL_DEF_EXISTS; INVALID_SKILL with every problem and its line; NAME_LOCKED; REVIEW_REQUIRED when it
+    should be promoted at once although the name needs a review: set `promote` to false.
+    """
+    ForkSkillDef: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ForkSkillDefRequest, _skill_defs_pb2.ForkSkillDefResponse]  # type: ignore[assignment]
+    """ForkSkillDef stores a new version of a skill with changes: of a version of the tenant's, of the inline or bundled
+    skill of the name, or of whatever the name stands for. It is not put in effect unless told so. The new version
+    records what it was forked from. Versions are numbered 1, 2, 3 and so on, without gaps.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED for what is forked; INVALID_SKILL, NAME_LOCKED,
+    REVIEW_REQUIRED, and ETAG_MISMATCH when it is to be promoted.
     """
     GetSkillDef: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.GetSkillDefRequest, _skill_defs_pb2.GetSkillDefResponse]  # type: ignore[assignment]
     """GetSkillDef returns a SkillDef and one of its versions.
@@ -109,9 +166,14 @@ class SkillDefServiceAsyncStub(SkillDefServiceStub):
     """
     ListSkillDefs: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ListSkillDefsRequest, _skill_defs_pb2.ListSkillDefsResponse]  # type: ignore[assignment]
     """ListSkillDefs returns the tenant's SkillDefs, sorted by name."""
+    ListSkillDefVersions: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ListSkillDefVersionsRequest, _skill_defs_pb2.ListSkillDefVersionsResponse]  # type: ignore[assignment]
+    """ListSkillDefVersions returns the versions of a SkillDef, retired ones' too, the newest first.
+
+    Errors: SKILL_DEF_NOT_FOUND.
+    """
     PromoteSkillDef: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.PromoteSkillDefRequest, _skill_defs_pb2.PromoteSkillDefResponse]  # type: ignore[assignment]
-    """PromoteSkillDef puts a version in effect, newer or older than the present one. To promote the version in effect
-    changes nothing and succeeds. A retired SkillDef stays retired.
+    """PromoteSkillDef puts a version in effect, newer or older than the present one, and says what that changes for whom.
+    To promote the version in effect changes nothing and succeeds. A retired SkillDef stays retired.
 
     Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED, REVIEW_REQUIRED, SKILL_QUARANTINED.
     """
@@ -127,6 +189,30 @@ class SkillDefServiceAsyncStub(SkillDefServiceStub):
 
     Errors: NAME_LOCKED when switching off, ETAG_MISMATCH.
     """
+    SetLabel: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.SetLabelRequest, _skill_defs_pb2.SetLabelResponse]  # type: ignore[assignment]
+    """SetLabel lets a label, such as `staging`, point at a version, or takes it away. Agents pinned to the label get that
+    version from their next call on.
+
+    Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED.
+    """
+    DiffSkillDefs: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.DiffSkillDefsRequest, _skill_defs_pb2.DiffSkillDefsResponse]  # type: ignore[assignment]
+    """DiffSkillDefs compares any two of a name's versions and its inline and bundled skill.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+    """
+    VerifySkillDef: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.VerifySkillDefRequest, _skill_defs_pb2.VerifySkillDefResponse]  # type: ignore[assignment]
+    """VerifySkillDef says whether a digest is that of what the name stands for now, or of which version it is."""
+    ExportSkill: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ExportSkillRequest, _skill_defs_pb2.ExportSkillResponse]  # type: ignore[assignment]
+    """ExportSkill returns a skill, its SKILL.md and its files, as one archive that ImportSkills takes.
+
+    Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+    """
+    ImportSkills: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ImportSkillsRequest, _skill_defs_pb2.ImportSkillsResponse]  # type: ignore[assignment]
+    """ImportSkills stores every skill of an archive: a new SkillDef, or the next version of one that is there. What is
+    stored already, by its digest, is left as it is. All are stored or, when one cannot be, none.
+
+    Errors: INVALID_ARCHIVE, INVALID_SKILL with every problem, NAME_LOCKED, REVIEW_REQUIRED, SKILL_NOT_PERMITTED.
+    """
     ListCatalog: _aio.UnaryUnaryMultiCallable[_skill_defs_pb2.ListCatalogRequest, _skill_defs_pb2.ListCatalogResponse]  # type: ignore[assignment]
     """ListCatalog returns every name that any layer knows, sorted, with all its candidates and their states."""
 
@@ -136,12 +222,15 @@ class SkillDefServiceServicer(metaclass=_abc_1.ABCMeta):
     same name, from the next call on.
 
     It takes keys with the role AUTHOR; the tenant is that of the key. A request may name an agent: then that agent's
-    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), and lists hold permitted names only. A key that
+    allowlist must permit the name (SKILL_NOT_PERMITTED, also for reads), lists hold permitted names only, and a skill
+    may need no more tools than the agent has and than the version it was forked from (TOOLS_EXCEED_AGENT). A key that
     is bound to an agent always acts as that agent, and naming another is ROLE_REQUIRED. An agent that is not defined is
-    AGENT_NOT_FOUND.
+    AGENT_NOT_FOUND. Operators may review: a few requests take a `tenant` from them, and from nobody else.
 
-    Each call that changes something is one transaction, its audit event included. `etag` guards against changing what
-    someone else has changed since it was read: ETAG_MISMATCH.
+    Each call that changes something is one transaction, its audit event included. Where a request has an `etag`, it is
+    required, and guards against changing what someone else has changed since it was read: ETAG_MISMATCH. With a
+    `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same key
+    gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED.
     """
 
     @_abc_1.abstractmethod
@@ -152,8 +241,25 @@ class SkillDefServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_skill_defs_pb2.CreateSkillDefResponse, _abc.Awaitable[_skill_defs_pb2.CreateSkillDefResponse]]:
         """CreateSkillDef stores version 1 of a new SkillDef and, unless told otherwise, puts it in effect.
 
-        Errors: SKILL_DEF_EXISTS, also when it is retired; INVALID_SKILL with every problem and its line; NAME_LOCKED;
-        REVIEW_REQUIRED when it should be promoted at once although the name needs a review: set `promote` to false.
+        The name of a retired SkillDef may be used again: the new version follows its last one, the old versions stay
+        readable, and none of them comes back into effect by it.
+
+        Errors: SKILL_DEF_EXISTS; INVALID_SKILL with every problem and its line; NAME_LOCKED; REVIEW_REQUIRED when it
+        should be promoted at once although the name needs a review: set `promote` to false.
+        """
+
+    @_abc_1.abstractmethod
+    def ForkSkillDef(
+        self,
+        request: _skill_defs_pb2.ForkSkillDefRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.ForkSkillDefResponse, _abc.Awaitable[_skill_defs_pb2.ForkSkillDefResponse]]:
+        """ForkSkillDef stores a new version of a skill with changes: of a version of the tenant's, of the inline or bundled
+        skill of the name, or of whatever the name stands for. It is not put in effect unless told so. The new version
+        records what it was forked from. Versions are numbered 1, 2, 3 and so on, without gaps.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED for what is forked; INVALID_SKILL, NAME_LOCKED,
+        REVIEW_REQUIRED, and ETAG_MISMATCH when it is to be promoted.
         """
 
     @_abc_1.abstractmethod
@@ -177,13 +283,24 @@ class SkillDefServiceServicer(metaclass=_abc_1.ABCMeta):
         """ListSkillDefs returns the tenant's SkillDefs, sorted by name."""
 
     @_abc_1.abstractmethod
+    def ListSkillDefVersions(
+        self,
+        request: _skill_defs_pb2.ListSkillDefVersionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.ListSkillDefVersionsResponse, _abc.Awaitable[_skill_defs_pb2.ListSkillDefVersionsResponse]]:
+        """ListSkillDefVersions returns the versions of a SkillDef, retired ones' too, the newest first.
+
+        Errors: SKILL_DEF_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
     def PromoteSkillDef(
         self,
         request: _skill_defs_pb2.PromoteSkillDefRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_skill_defs_pb2.PromoteSkillDefResponse, _abc.Awaitable[_skill_defs_pb2.PromoteSkillDefResponse]]:
-        """PromoteSkillDef puts a version in effect, newer or older than the present one. To promote the version in effect
-        changes nothing and succeeds. A retired SkillDef stays retired.
+        """PromoteSkillDef puts a version in effect, newer or older than the present one, and says what that changes for whom.
+        To promote the version in effect changes nothing and succeeds. A retired SkillDef stays retired.
 
         Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED, REVIEW_REQUIRED, SKILL_QUARANTINED.
         """
@@ -210,6 +327,60 @@ class SkillDefServiceServicer(metaclass=_abc_1.ABCMeta):
         exists, or on again. To ask for what is already so changes nothing and succeeds.
 
         Errors: NAME_LOCKED when switching off, ETAG_MISMATCH.
+        """
+
+    @_abc_1.abstractmethod
+    def SetLabel(
+        self,
+        request: _skill_defs_pb2.SetLabelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.SetLabelResponse, _abc.Awaitable[_skill_defs_pb2.SetLabelResponse]]:
+        """SetLabel lets a label, such as `staging`, point at a version, or takes it away. Agents pinned to the label get that
+        version from their next call on.
+
+        Errors: SKILL_DEF_NOT_FOUND, VERSION_NOT_FOUND, ETAG_MISMATCH, NAME_LOCKED.
+        """
+
+    @_abc_1.abstractmethod
+    def DiffSkillDefs(
+        self,
+        request: _skill_defs_pb2.DiffSkillDefsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.DiffSkillDefsResponse, _abc.Awaitable[_skill_defs_pb2.DiffSkillDefsResponse]]:
+        """DiffSkillDefs compares any two of a name's versions and its inline and bundled skill.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifySkillDef(
+        self,
+        request: _skill_defs_pb2.VerifySkillDefRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.VerifySkillDefResponse, _abc.Awaitable[_skill_defs_pb2.VerifySkillDefResponse]]:
+        """VerifySkillDef says whether a digest is that of what the name stands for now, or of which version it is."""
+
+    @_abc_1.abstractmethod
+    def ExportSkill(
+        self,
+        request: _skill_defs_pb2.ExportSkillRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.ExportSkillResponse, _abc.Awaitable[_skill_defs_pb2.ExportSkillResponse]]:
+        """ExportSkill returns a skill, its SKILL.md and its files, as one archive that ImportSkills takes.
+
+        Errors: SKILL_NOT_FOUND, VERSION_NOT_FOUND, SKILL_QUARANTINED.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportSkills(
+        self,
+        request: _skill_defs_pb2.ImportSkillsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_skill_defs_pb2.ImportSkillsResponse, _abc.Awaitable[_skill_defs_pb2.ImportSkillsResponse]]:
+        """ImportSkills stores every skill of an archive: a new SkillDef, or the next version of one that is there. What is
+        stored already, by its digest, is left as it is. All are stored or, when one cannot be, none.
+
+        Errors: INVALID_ARCHIVE, INVALID_SKILL with every problem, NAME_LOCKED, REVIEW_REQUIRED, SKILL_NOT_PERMITTED.
         """
 
     @_abc_1.abstractmethod

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from substrate.api.v1 import catalog_pb2 as _catalog_pb2
@@ -32,6 +33,7 @@ class PrepareRunRequest(_message.Message):
     CALLER_KIND_FIELD_NUMBER: _builtins.int
     TOUCHED_PATHS_FIELD_NUMBER: _builtins.int
     BUDGET_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; may be empty for a key that is bound to one."""
     run_id: _builtins.str
@@ -52,6 +54,12 @@ class PrepareRunRequest(_message.Message):
         them matches. At most 256 paths of at most 512 characters.
         """
 
+    @_builtins.property
+    def max_staleness(self) -> _duration_pb2.Duration:
+        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
+        database answers, and lets the server answer from memory while it does not. See the service.
+        """
+
     def __init__(
         self,
         *,
@@ -62,10 +70,11 @@ class PrepareRunRequest(_message.Message):
         caller_kind: _catalog_pb2.CallerKind.ValueType = ...,
         touched_paths: _abc.Iterable[_builtins.str] | None = ...,
         budget_tokens: _builtins.int = ...,
+        max_staleness: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_staleness", b"max_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "budget_tokens", b"budget_tokens", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "budget_tokens", b"budget_tokens", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "max_staleness", b"max_staleness", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -170,6 +179,7 @@ class ListSkillsRequest(_message.Message):
     PATTERN_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; may be empty for a key that is bound to one."""
     run_id: _builtins.str
@@ -192,6 +202,12 @@ class ListSkillsRequest(_message.Message):
         matches. At most 256 paths of at most 512 characters.
         """
 
+    @_builtins.property
+    def max_staleness(self) -> _duration_pb2.Duration:
+        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
+        database answers, and lets the server answer from memory while it does not. See the service.
+        """
+
     def __init__(
         self,
         *,
@@ -204,10 +220,11 @@ class ListSkillsRequest(_message.Message):
         pattern: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        max_staleness: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_staleness", b"max_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "page_size", b"page_size", "page_token", b"page_token", "pattern", b"pattern", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "max_staleness", b"max_staleness", "page_size", b"page_size", "page_token", b"page_token", "pattern", b"pattern", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,6 +330,7 @@ class InvokeSkillRequest(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     SKILL_DIR_FIELD_NUMBER: _builtins.int
     EXPECTED_DIGEST_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; may be empty for a key that is bound to one."""
     run_id: _builtins.str
@@ -343,6 +361,12 @@ class InvokeSkillRequest(_message.Message):
         them matches. At most 256 paths of at most 512 characters.
         """
 
+    @_builtins.property
+    def max_staleness(self) -> _duration_pb2.Duration:
+        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
+        database answers, and lets the server answer from memory while it does not. See the service.
+        """
+
     def __init__(
         self,
         *,
@@ -356,10 +380,11 @@ class InvokeSkillRequest(_message.Message):
         arguments: _builtins.str = ...,
         skill_dir: _builtins.str = ...,
         expected_digest: _builtins.str = ...,
+        max_staleness: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_staleness", b"max_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments", b"arguments", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "expected_digest", b"expected_digest", "name", b"name", "run_id", b"run_id", "skill_dir", b"skill_dir", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments", b"arguments", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "expected_digest", b"expected_digest", "max_staleness", b"max_staleness", "name", b"name", "run_id", b"run_id", "skill_dir", b"skill_dir", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -451,6 +476,7 @@ class ReadSkillFileRequest(_message.Message):
     TOUCHED_PATHS_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; may be empty for a key that is bound to one."""
     run_id: _builtins.str
@@ -471,6 +497,12 @@ class ReadSkillFileRequest(_message.Message):
     def touched_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths of files that the run is about, as in InvokeSkillRequest."""
 
+    @_builtins.property
+    def max_staleness(self) -> _duration_pb2.Duration:
+        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
+        database answers, and lets the server answer from memory while it does not. See the service.
+        """
+
     def __init__(
         self,
         *,
@@ -482,10 +514,11 @@ class ReadSkillFileRequest(_message.Message):
         touched_paths: _abc.Iterable[_builtins.str] | None = ...,
         name: _builtins.str = ...,
         path: _builtins.str = ...,
+        max_staleness: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_staleness", b"max_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "name", b"name", "path", b"path", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "caller_kind", b"caller_kind", "catalog_token", b"catalog_token", "max_staleness", b"max_staleness", "name", b"name", "path", b"path", "run_id", b"run_id", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -564,6 +597,7 @@ class CallSkillToolRequest(_message.Message):
     TOUCHED_PATHS_FIELD_NUMBER: _builtins.int
     INPUT_JSON_FIELD_NUMBER: _builtins.int
     SKILL_DIR_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """The agent to act for; may be empty for a key that is bound to one."""
     run_id: _builtins.str
@@ -584,6 +618,12 @@ class CallSkillToolRequest(_message.Message):
     def touched_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths of files that the run is about, as in InvokeSkillRequest."""
 
+    @_builtins.property
+    def max_staleness(self) -> _duration_pb2.Duration:
+        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
+        database answers, and lets the server answer from memory while it does not. See the service.
+        """
+
     def __init__(
         self,
         *,
@@ -594,10 +634,11 @@ class CallSkillToolRequest(_message.Message):
         touched_paths: _abc.Iterable[_builtins.str] | None = ...,
         input_json: _builtins.str = ...,
         skill_dir: _builtins.str = ...,
+        max_staleness: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_staleness", b"max_staleness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "catalog_token", b"catalog_token", "input_json", b"input_json", "run_id", b"run_id", "skill_dir", b"skill_dir", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "catalog_token", b"catalog_token", "input_json", b"input_json", "max_staleness", b"max_staleness", "run_id", b"run_id", "skill_dir", b"skill_dir", "touched_paths", b"touched_paths", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

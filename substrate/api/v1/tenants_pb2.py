@@ -22,42 +22,61 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esubstrate/api/v1/tenants.proto\x12\x10substrate.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"y\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x18\n\x10\x63\x61talog_revision\x18\x03 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xfc\x01\n\x03Key\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.substrate.api.v1.Role\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12\r\n\x05label\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\";\n\x13\x43reateTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\"U\n\x14\x43reateTenantResponse\x12(\n\x06tenant\x18\x01 \x01(\x0b\x32\x18.substrate.api.v1.Tenant\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"n\n\x13ListTenantsResponse\x12)\n\x07tenants\x18\x01 \x03(\x0b\x32\x18.substrate.api.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\x96\x01\n\x0fIssueKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.substrate.api.v1.Role\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12\r\n\x05label\x18\x04 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"[\n\x10IssueKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"2\n\x10RevokeKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\"L\n\x11RevokeKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"H\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"e\n\x10ListKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.substrate.api.v1.Key\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_RUNTIME\x10\x01\x12\x0f\n\x0bROLE_AUTHOR\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x32\xc6\x03\n\rTenantService\x12]\n\x0c\x43reateTenant\x12%.substrate.api.v1.CreateTenantRequest\x1a&.substrate.api.v1.CreateTenantResponse\x12Z\n\x0bListTenants\x12$.substrate.api.v1.ListTenantsRequest\x1a%.substrate.api.v1.ListTenantsResponse\x12Q\n\x08IssueKey\x12!.substrate.api.v1.IssueKeyRequest\x1a\".substrate.api.v1.IssueKeyResponse\x12T\n\tRevokeKey\x12\".substrate.api.v1.RevokeKeyRequest\x1a#.substrate.api.v1.RevokeKeyResponse\x12Q\n\x08ListKeys\x12!.substrate.api.v1.ListKeysRequest\x1a\".substrate.api.v1.ListKeysResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esubstrate/api/v1/tenants.proto\x12\x10substrate.api.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc3\x01\n\x06Tenant\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x18\n\x10\x63\x61talog_revision\x18\x03 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x30\n\x0csuspend_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0esuspend_reason\x18\x06 \x01(\t\"\xbc\x02\n\x06Quotas\x12\x13\n\x06skills\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x1f\n\x12versions_per_skill\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x12\n\x05\x62ytes\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x06\x61gents\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x1e\n\x11\x61llowlist_entries\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x1e\n\x11writes_per_minute\x18\x06 \x01(\x03H\x05\x88\x01\x01\x12\x1c\n\x0f\x63\x61lls_in_flight\x18\x07 \x01(\x03H\x06\x88\x01\x01\x42\t\n\x07_skillsB\x15\n\x13_versions_per_skillB\x08\n\x06_bytesB\t\n\x07_agentsB\x14\n\x12_allowlist_entriesB\x14\n\x12_writes_per_minuteB\x12\n\x10_calls_in_flight\"\xc2\x02\n\x03Key\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12$\n\x04role\x18\x03 \x01(\x0e\x32\x16.substrate.api.v1.Role\x12\r\n\x05\x61gent\x18\x04 \x01(\t\x12\r\n\x05label\x18\x05 \x01(\t\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rlast_use_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\n \x01(\t\"O\n\x13\x43reateTenantRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"U\n\x14\x43reateTenantResponse\x12(\n\x06tenant\x18\x01 \x01(\x0b\x32\x18.substrate.api.v1.Tenant\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\";\n\x12ListTenantsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"n\n\x13ListTenantsResponse\x12)\n\x07tenants\x18\x01 \x03(\x0b\x32\x18.substrate.api.v1.Tenant\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"b\n\x19SetTenantSuspendedRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tsuspended\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"[\n\x1aSetTenantSuspendedResponse\x12(\n\x06tenant\x18\x01 \x01(\x0b\x32\x18.substrate.api.v1.Tenant\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\"\n\x10GetQuotasRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"{\n\x11GetQuotasResponse\x12(\n\x06quotas\x18\x01 \x01(\x0b\x32\x18.substrate.api.v1.Quotas\x12\'\n\x05usage\x18\x02 \x01(\x0b\x32\x18.substrate.api.v1.Quotas\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"`\n\x10SetQuotasRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12(\n\x06quotas\x18\x02 \x01(\x0b\x32\x18.substrate.api.v1.Quotas\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"R\n\x11SetQuotasResponse\x12(\n\x06quotas\x18\x01 \x01(\x0b\x32\x18.substrate.api.v1.Quotas\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\xa9\x01\n\x0fIssueKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12$\n\x04role\x18\x02 \x01(\x0e\x32\x16.substrate.api.v1.Role\x12\r\n\x05\x61gent\x18\x03 \x01(\t\x12\r\n\x05label\x18\x04 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tprincipal\x18\x06 \x01(\t\"[\n\x10IssueKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"F\n\x10RevokeKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x0e \x01(\t\"L\n\x11RevokeKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"\x8f\x01\n\x10RotateKeyRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12*\n\x07overlap\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x85\x01\n\x11RotateKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\x12\'\n\x08replaced\x18\x03 \x01(\x0b\x32\x15.substrate.api.v1.Key\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t\"H\n\x0fListKeysRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"e\n\x10ListKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.substrate.api.v1.Key\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x0f \x01(\t*R\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_RUNTIME\x10\x01\x12\x0f\n\x0bROLE_AUTHOR\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x32\xb9\x06\n\rTenantService\x12]\n\x0c\x43reateTenant\x12%.substrate.api.v1.CreateTenantRequest\x1a&.substrate.api.v1.CreateTenantResponse\x12Z\n\x0bListTenants\x12$.substrate.api.v1.ListTenantsRequest\x1a%.substrate.api.v1.ListTenantsResponse\x12o\n\x12SetTenantSuspended\x12+.substrate.api.v1.SetTenantSuspendedRequest\x1a,.substrate.api.v1.SetTenantSuspendedResponse\x12T\n\tGetQuotas\x12\".substrate.api.v1.GetQuotasRequest\x1a#.substrate.api.v1.GetQuotasResponse\x12T\n\tSetQuotas\x12\".substrate.api.v1.SetQuotasRequest\x1a#.substrate.api.v1.SetQuotasResponse\x12Q\n\x08IssueKey\x12!.substrate.api.v1.IssueKeyRequest\x1a\".substrate.api.v1.IssueKeyResponse\x12T\n\tRevokeKey\x12\".substrate.api.v1.RevokeKeyRequest\x1a#.substrate.api.v1.RevokeKeyResponse\x12T\n\tRotateKey\x12\".substrate.api.v1.RotateKeyRequest\x1a#.substrate.api.v1.RotateKeyResponse\x12Q\n\x08ListKeys\x12!.substrate.api.v1.ListKeysRequest\x1a\".substrate.api.v1.ListKeysResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'substrate.api.v1.tenants_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1337
-  _globals['_ROLE']._serialized_end=1419
-  _globals['_TENANT']._serialized_start=85
-  _globals['_TENANT']._serialized_end=206
-  _globals['_KEY']._serialized_start=209
-  _globals['_KEY']._serialized_end=461
-  _globals['_CREATETENANTREQUEST']._serialized_start=463
-  _globals['_CREATETENANTREQUEST']._serialized_end=522
-  _globals['_CREATETENANTRESPONSE']._serialized_start=524
-  _globals['_CREATETENANTRESPONSE']._serialized_end=609
-  _globals['_LISTTENANTSREQUEST']._serialized_start=611
-  _globals['_LISTTENANTSREQUEST']._serialized_end=670
-  _globals['_LISTTENANTSRESPONSE']._serialized_start=672
-  _globals['_LISTTENANTSRESPONSE']._serialized_end=782
-  _globals['_ISSUEKEYREQUEST']._serialized_start=785
-  _globals['_ISSUEKEYREQUEST']._serialized_end=935
-  _globals['_ISSUEKEYRESPONSE']._serialized_start=937
-  _globals['_ISSUEKEYRESPONSE']._serialized_end=1028
-  _globals['_REVOKEKEYREQUEST']._serialized_start=1030
-  _globals['_REVOKEKEYREQUEST']._serialized_end=1080
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=1082
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1158
-  _globals['_LISTKEYSREQUEST']._serialized_start=1160
-  _globals['_LISTKEYSREQUEST']._serialized_end=1232
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1234
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1335
-  _globals['_TENANTSERVICE']._serialized_start=1422
-  _globals['_TENANTSERVICE']._serialized_end=1876
+  _globals['_ROLE']._serialized_start=2710
+  _globals['_ROLE']._serialized_end=2792
+  _globals['_TENANT']._serialized_start=118
+  _globals['_TENANT']._serialized_end=313
+  _globals['_QUOTAS']._serialized_start=316
+  _globals['_QUOTAS']._serialized_end=632
+  _globals['_KEY']._serialized_start=635
+  _globals['_KEY']._serialized_end=957
+  _globals['_CREATETENANTREQUEST']._serialized_start=959
+  _globals['_CREATETENANTREQUEST']._serialized_end=1038
+  _globals['_CREATETENANTRESPONSE']._serialized_start=1040
+  _globals['_CREATETENANTRESPONSE']._serialized_end=1125
+  _globals['_LISTTENANTSREQUEST']._serialized_start=1127
+  _globals['_LISTTENANTSREQUEST']._serialized_end=1186
+  _globals['_LISTTENANTSRESPONSE']._serialized_start=1188
+  _globals['_LISTTENANTSRESPONSE']._serialized_end=1298
+  _globals['_SETTENANTSUSPENDEDREQUEST']._serialized_start=1300
+  _globals['_SETTENANTSUSPENDEDREQUEST']._serialized_end=1398
+  _globals['_SETTENANTSUSPENDEDRESPONSE']._serialized_start=1400
+  _globals['_SETTENANTSUSPENDEDRESPONSE']._serialized_end=1491
+  _globals['_GETQUOTASREQUEST']._serialized_start=1493
+  _globals['_GETQUOTASREQUEST']._serialized_end=1527
+  _globals['_GETQUOTASRESPONSE']._serialized_start=1529
+  _globals['_GETQUOTASRESPONSE']._serialized_end=1652
+  _globals['_SETQUOTASREQUEST']._serialized_start=1654
+  _globals['_SETQUOTASREQUEST']._serialized_end=1750
+  _globals['_SETQUOTASRESPONSE']._serialized_start=1752
+  _globals['_SETQUOTASRESPONSE']._serialized_end=1834
+  _globals['_ISSUEKEYREQUEST']._serialized_start=1837
+  _globals['_ISSUEKEYREQUEST']._serialized_end=2006
+  _globals['_ISSUEKEYRESPONSE']._serialized_start=2008
+  _globals['_ISSUEKEYRESPONSE']._serialized_end=2099
+  _globals['_REVOKEKEYREQUEST']._serialized_start=2101
+  _globals['_REVOKEKEYREQUEST']._serialized_end=2171
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=2173
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=2249
+  _globals['_ROTATEKEYREQUEST']._serialized_start=2252
+  _globals['_ROTATEKEYREQUEST']._serialized_end=2395
+  _globals['_ROTATEKEYRESPONSE']._serialized_start=2398
+  _globals['_ROTATEKEYRESPONSE']._serialized_end=2531
+  _globals['_LISTKEYSREQUEST']._serialized_start=2533
+  _globals['_LISTKEYSREQUEST']._serialized_end=2605
+  _globals['_LISTKEYSRESPONSE']._serialized_start=2607
+  _globals['_LISTKEYSRESPONSE']._serialized_end=2708
+  _globals['_TENANTSERVICE']._serialized_start=2795
+  _globals['_TENANTSERVICE']._serialized_end=3620
 # @@protoc_insertion_point(module_scope)

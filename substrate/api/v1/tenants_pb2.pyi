@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -62,15 +63,23 @@ class Tenant(_message.Message):
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     CATALOG_REVISION_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    SUSPEND_TIME_FIELD_NUMBER: _builtins.int
+    SUSPEND_REASON_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant's id: one slug of at most 40 characters."""
     display_name: _builtins.str
     """A name for people, at most 256 characters; may be empty."""
     catalog_revision: _builtins.int
     """The tenant's revision: grows with every change of its skills, agents and keys."""
+    suspend_reason: _builtins.str
+    """Why it is suspended, in the operator's words; may be empty."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the tenant was created."""
+
+    @_builtins.property
+    def suspend_time(self) -> _timestamp_pb2.Timestamp:
+        """Since when the tenant is suspended; absent when it is not."""
 
     def __init__(
         self,
@@ -79,14 +88,91 @@ class Tenant(_message.Message):
         display_name: _builtins.str = ...,
         catalog_revision: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        suspend_time: _timestamp_pb2.Timestamp | None = ...,
+        suspend_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "suspend_time", b"suspend_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog_revision", b"catalog_revision", "create_time", b"create_time", "display_name", b"display_name", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog_revision", b"catalog_revision", "create_time", b"create_time", "display_name", b"display_name", "suspend_reason", b"suspend_reason", "suspend_time", b"suspend_time", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
+
+@_typing.final
+class Quotas(_message.Message):
+    """Quotas limit a tenant. Each absent one in a request means the default, and answers give all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SKILLS_FIELD_NUMBER: _builtins.int
+    VERSIONS_PER_SKILL_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
+    ALLOWLIST_ENTRIES_FIELD_NUMBER: _builtins.int
+    WRITES_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CALLS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    skills: _builtins.int
+    """SkillDefs, retired ones included. 10,000 by default, at most 1,000,000."""
+    versions_per_skill: _builtins.int
+    """Versions of one SkillDef. 1,000 by default, at most 1,000,000."""
+    bytes: _builtins.int
+    """Bytes of bodies, headers and files of all versions. 268,435,456 by default, at most 1,099,511,627,776."""
+    agents: _builtins.int
+    """Agents of the tenant's own. 1,000 by default, at most 100,000."""
+    allowlist_entries: _builtins.int
+    """Entries of one agent's allowlist. 200 by default, which is also the most that any agent may have."""
+    writes_per_minute: _builtins.int
+    """Changes in each minute of the clock, counted by the database over all processes. 1,200 by default, at most
+    1,000,000.
+    """
+    calls_in_flight: _builtins.int
+    """Calls held at once, running and waiting, divided among the processes of a server. 128 by default, at most 10,000."""
+    def __init__(
+        self,
+        *,
+        skills: _builtins.int | None = ...,
+        versions_per_skill: _builtins.int | None = ...,
+        bytes: _builtins.int | None = ...,
+        agents: _builtins.int | None = ...,
+        allowlist_entries: _builtins.int | None = ...,
+        writes_per_minute: _builtins.int | None = ...,
+        calls_in_flight: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_agents", b"_agents", "_allowlist_entries", b"_allowlist_entries", "_bytes", b"_bytes", "_calls_in_flight", b"_calls_in_flight", "_skills", b"_skills", "_versions_per_skill", b"_versions_per_skill", "_writes_per_minute", b"_writes_per_minute", "agents", b"agents", "allowlist_entries", b"allowlist_entries", "bytes", b"bytes", "calls_in_flight", b"calls_in_flight", "skills", b"skills", "versions_per_skill", b"versions_per_skill", "writes_per_minute", b"writes_per_minute"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_agents", b"_agents", "_allowlist_entries", b"_allowlist_entries", "_bytes", b"_bytes", "_calls_in_flight", b"_calls_in_flight", "_skills", b"_skills", "_versions_per_skill", b"_versions_per_skill", "_writes_per_minute", b"_writes_per_minute", "agents", b"agents", "allowlist_entries", b"allowlist_entries", "bytes", b"bytes", "calls_in_flight", b"calls_in_flight", "skills", b"skills", "versions_per_skill", b"versions_per_skill", "writes_per_minute", b"writes_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__agents: _TypeAlias = _typing.Literal["agents"]  # noqa: Y015
+    _WhichOneofArgType__agents: _TypeAlias = _typing.Literal["_agents", b"_agents"]  # noqa: Y015
+    _WhichOneofReturnType__allowlist_entries: _TypeAlias = _typing.Literal["allowlist_entries"]  # noqa: Y015
+    _WhichOneofArgType__allowlist_entries: _TypeAlias = _typing.Literal["_allowlist_entries", b"_allowlist_entries"]  # noqa: Y015
+    _WhichOneofReturnType__bytes: _TypeAlias = _typing.Literal["bytes"]  # noqa: Y015
+    _WhichOneofArgType__bytes: _TypeAlias = _typing.Literal["_bytes", b"_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__calls_in_flight: _TypeAlias = _typing.Literal["calls_in_flight"]  # noqa: Y015
+    _WhichOneofArgType__calls_in_flight: _TypeAlias = _typing.Literal["_calls_in_flight", b"_calls_in_flight"]  # noqa: Y015
+    _WhichOneofReturnType__skills: _TypeAlias = _typing.Literal["skills"]  # noqa: Y015
+    _WhichOneofArgType__skills: _TypeAlias = _typing.Literal["_skills", b"_skills"]  # noqa: Y015
+    _WhichOneofReturnType__versions_per_skill: _TypeAlias = _typing.Literal["versions_per_skill"]  # noqa: Y015
+    _WhichOneofArgType__versions_per_skill: _TypeAlias = _typing.Literal["_versions_per_skill", b"_versions_per_skill"]  # noqa: Y015
+    _WhichOneofReturnType__writes_per_minute: _TypeAlias = _typing.Literal["writes_per_minute"]  # noqa: Y015
+    _WhichOneofArgType__writes_per_minute: _TypeAlias = _typing.Literal["_writes_per_minute", b"_writes_per_minute"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__agents) -> _WhichOneofReturnType__agents | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__allowlist_entries) -> _WhichOneofReturnType__allowlist_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes) -> _WhichOneofReturnType__bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__calls_in_flight) -> _WhichOneofReturnType__calls_in_flight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__skills) -> _WhichOneofReturnType__skills | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__versions_per_skill) -> _WhichOneofReturnType__versions_per_skill | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__writes_per_minute) -> _WhichOneofReturnType__writes_per_minute | None: ...
+
+Global___Quotas: _TypeAlias = Quotas  # noqa: Y015
 
 @_typing.final
 class Key(_message.Message):
@@ -102,6 +188,8 @@ class Key(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKE_TIME_FIELD_NUMBER: _builtins.int
+    LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant that the key acts for."""
     key_id: _builtins.str
@@ -112,6 +200,8 @@ class Key(_message.Message):
     """The only agent that the key acts for; empty when it may act for any."""
     label: _builtins.str
     """A note for people; may be empty."""
+    principal: _builtins.str
+    """Who uses the key: what versions record as their author, and what tells the second author of a review from the first."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the key was issued."""
@@ -124,6 +214,10 @@ class Key(_message.Message):
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
         """When it was revoked; absent when it was not."""
 
+    @_builtins.property
+    def last_use_time(self) -> _timestamp_pb2.Timestamp:
+        """When a call with the key was last recorded in the audit log that is kept; absent when none was."""
+
     def __init__(
         self,
         *,
@@ -135,10 +229,12 @@ class Key(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoke_time: _timestamp_pb2.Timestamp | None = ...,
+        last_use_time: _timestamp_pb2.Timestamp | None = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_use_time", b"last_use_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "expire_time", b"expire_time", "key_id", b"key_id", "label", b"label", "revoke_time", b"revoke_time", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "create_time", b"create_time", "expire_time", b"expire_time", "key_id", b"key_id", "label", b"label", "last_use_time", b"last_use_time", "principal", b"principal", "revoke_time", b"revoke_time", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,19 +248,23 @@ class CreateTenantRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The id: one slug of at most 40 characters. It can never be changed."""
     display_name: _builtins.str
     """A name for people, at most 256 characters; may be empty."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         display_name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -257,6 +357,186 @@ class ListTenantsResponse(_message.Message):
 Global___ListTenantsResponse: _TypeAlias = ListTenantsResponse  # noqa: Y015
 
 @_typing.final
+class SetTenantSuspendedRequest(_message.Message):
+    """SetTenantSuspendedRequest names the tenant to suspend or to let go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant; not `platform`."""
+    suspended: _builtins.bool
+    """True to suspend it, false to let it go on."""
+    reason: _builtins.str
+    """Why, in the operator's words: kept with the tenant and in the audit log, and told to callers. At most 256 printable
+    characters; may be empty.
+    """
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        suspended: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "suspended", b"suspended", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTenantSuspendedRequest: _TypeAlias = SetTenantSuspendedRequest  # noqa: Y015
+
+@_typing.final
+class SetTenantSuspendedResponse(_message.Message):
+    """SetTenantSuspendedResponse is the tenant after the change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def tenant(self) -> Global___Tenant:
+        """The tenant."""
+
+    def __init__(
+        self,
+        *,
+        tenant: Global___Tenant | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTenantSuspendedResponse: _TypeAlias = SetTenantSuspendedResponse  # noqa: Y015
+
+@_typing.final
+class GetQuotasRequest(_message.Message):
+    """GetQuotasRequest names the tenant."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetQuotasRequest: _TypeAlias = GetQuotasRequest  # noqa: Y015
+
+@_typing.final
+class GetQuotasResponse(_message.Message):
+    """GetQuotasResponse says what the tenant may have, and has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def quotas(self) -> Global___Quotas:
+        """Its limits, every one of them."""
+
+    @_builtins.property
+    def usage(self) -> Global___Quotas:
+        """What it has of skills, bytes and agents, and of writes in the present minute; other fields are absent."""
+
+    def __init__(
+        self,
+        *,
+        quotas: Global___Quotas | None = ...,
+        usage: Global___Quotas | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "quotas", b"quotas", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetQuotasResponse: _TypeAlias = GetQuotasResponse  # noqa: Y015
+
+@_typing.final
+class SetQuotasRequest(_message.Message):
+    """SetQuotasRequest carries a tenant's limits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
+    @_builtins.property
+    def quotas(self) -> Global___Quotas:
+        """Its limits from now on; each absent one becomes the default."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        quotas: Global___Quotas | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetQuotasRequest: _TypeAlias = SetQuotasRequest  # noqa: Y015
+
+@_typing.final
+class SetQuotasResponse(_message.Message):
+    """SetQuotasResponse is what the tenant may have now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def quotas(self) -> Global___Quotas:
+        """Its limits, every one of them."""
+
+    def __init__(
+        self,
+        *,
+        quotas: Global___Quotas | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quotas", b"quotas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "quotas", b"quotas"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetQuotasResponse: _TypeAlias = SetQuotasResponse  # noqa: Y015
+
+@_typing.final
 class IssueKeyRequest(_message.Message):
     """IssueKeyRequest says what the new key may do."""
 
@@ -267,6 +547,7 @@ class IssueKeyRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant that the key will act for."""
     role: Global___Role.ValueType
@@ -275,6 +556,8 @@ class IssueKeyRequest(_message.Message):
     """The only agent that the key may act for, which must be defined; empty for any. INVALID_ARGUMENT for operators."""
     label: _builtins.str
     """A note for people, such as where the key is used. At most 256 characters; may be empty."""
+    principal: _builtins.str
+    """Who will use the key: one slug. Keys of one person or program should name one principal. Empty for the key's id."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When the key ceases to be accepted, in the future; absent for a key that does not expire."""
@@ -287,10 +570,11 @@ class IssueKeyRequest(_message.Message):
         agent: _builtins.str = ...,
         label: _builtins.str = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "expire_time", b"expire_time", "label", b"label", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "expire_time", b"expire_time", "label", b"label", "principal", b"principal", "role", b"role", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -338,19 +622,23 @@ class RevokeKeyRequest(_message.Message):
 
     TENANT_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """The tenant that the key belongs to."""
     key_id: _builtins.str
     """The key's id."""
+    request_id: _builtins.str
+    """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         key_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_id", b"key_id", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -383,6 +671,84 @@ class RevokeKeyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeKeyResponse: _TypeAlias = RevokeKeyResponse  # noqa: Y015
+
+@_typing.final
+class RotateKeyRequest(_message.Message):
+    """RotateKeyRequest names the key to replace."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant that the key belongs to."""
+    key_id: _builtins.str
+    """The id of the key to replace."""
+    @_builtins.property
+    def overlap(self) -> _duration_pb2.Duration:
+        """How long the old key is accepted beside the new one, at most 90 days; absent for 24 hours. A key that expires
+        sooner is not kept longer.
+        """
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the new key ceases to be accepted, in the future; absent for a key that does not expire."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        overlap: _duration_pb2.Duration | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "overlap", b"overlap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "key_id", b"key_id", "overlap", b"overlap", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeyRequest: _TypeAlias = RotateKeyRequest  # noqa: Y015
+
+@_typing.final
+class RotateKeyResponse(_message.Message):
+    """RotateKeyResponse is the new key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    secret: _builtins.str
+    """The whole bearer key, as in IssueKeyResponse: it cannot be shown again."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def key(self) -> Global___Key:
+        """The new key."""
+
+    @_builtins.property
+    def replaced(self) -> Global___Key:
+        """The old key, with the time at which it expires."""
+
+    def __init__(
+        self,
+        *,
+        key: Global___Key | None = ...,
+        secret: _builtins.str = ...,
+        replaced: Global___Key | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "replaced", b"replaced"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "key", b"key", "replaced", b"replaced", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateKeyResponse: _TypeAlias = RotateKeyResponse  # noqa: Y015
 
 @_typing.final
 class ListKeysRequest(_message.Message):

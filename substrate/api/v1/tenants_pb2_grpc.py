@@ -30,6 +30,10 @@ class TenantServiceStub:
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     def __init__(self, channel):
@@ -48,6 +52,21 @@ class TenantServiceStub:
                 request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.ListTenantsRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.ListTenantsResponse.FromString,
                 _registered_method=True)
+        self.SetTenantSuspended = channel.unary_unary(
+                '/substrate.api.v1.TenantService/SetTenantSuspended',
+                request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedResponse.FromString,
+                _registered_method=True)
+        self.GetQuotas = channel.unary_unary(
+                '/substrate.api.v1.TenantService/GetQuotas',
+                request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasResponse.FromString,
+                _registered_method=True)
+        self.SetQuotas = channel.unary_unary(
+                '/substrate.api.v1.TenantService/SetQuotas',
+                request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasResponse.FromString,
+                _registered_method=True)
         self.IssueKey = channel.unary_unary(
                 '/substrate.api.v1.TenantService/IssueKey',
                 request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.IssueKeyRequest.SerializeToString,
@@ -57,6 +76,11 @@ class TenantServiceStub:
                 '/substrate.api.v1.TenantService/RevokeKey',
                 request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyResponse.FromString,
+                _registered_method=True)
+        self.RotateKey = channel.unary_unary(
+                '/substrate.api.v1.TenantService/RotateKey',
+                request_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyResponse.FromString,
                 _registered_method=True)
         self.ListKeys = channel.unary_unary(
                 '/substrate.api.v1.TenantService/ListKeys',
@@ -70,6 +94,10 @@ class TenantServiceServicer:
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     def CreateTenant(self, request, context):
@@ -83,6 +111,34 @@ class TenantServiceServicer:
 
     def ListTenants(self, request, context):
         """ListTenants returns every tenant, sorted by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenantSuspended(self, request, context):
+        """SetTenantSuspended suspends a tenant, so that every call with one of its keys is TENANT_SUSPENDED from the next on,
+        or lets it go on. Its data stay as they are.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetQuotas(self, request, context):
+        """GetQuotas returns what a tenant may have, and how much of it it has.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuotas(self, request, context):
+        """SetQuotas says what a tenant may have. What it has already stays, also beyond a new limit.
+
+        Errors: TENANT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,6 +158,16 @@ class TenantServiceServicer:
         succeeds.
 
         Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RotateKey(self, request, context):
+        """RotateKey issues a key with the role, agent, label and principal of another, and lets that one expire after an
+        overlap in which both are accepted. The new key's secret is returned, this once.
+
+        Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND, also for keys that are revoked or expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,6 +195,21 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.ListTenantsRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.ListTenantsResponse.SerializeToString,
             ),
+            'SetTenantSuspended': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenantSuspended,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedResponse.SerializeToString,
+            ),
+            'GetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQuotas,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasResponse.SerializeToString,
+            ),
+            'SetQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuotas,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasResponse.SerializeToString,
+            ),
             'IssueKey': grpc.unary_unary_rpc_method_handler(
                     servicer.IssueKey,
                     request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.IssueKeyRequest.FromString,
@@ -138,6 +219,11 @@ def add_TenantServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'RotateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateKey,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyResponse.SerializeToString,
             ),
             'ListKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ListKeys,
@@ -157,6 +243,10 @@ class TenantService:
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     @staticmethod
@@ -214,6 +304,87 @@ class TenantService:
             _registered_method=True)
 
     @staticmethod
+    def SetTenantSuspended(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.TenantService/SetTenantSuspended',
+            substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_tenants__pb2.SetTenantSuspendedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.TenantService/GetQuotas',
+            substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_tenants__pb2.GetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.TenantService/SetQuotas',
+            substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_tenants__pb2.SetQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def IssueKey(request,
             target,
             options=(),
@@ -257,6 +428,33 @@ class TenantService:
             '/substrate.api.v1.TenantService/RevokeKey',
             substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_tenants__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.TenantService/RotateKey',
+            substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_tenants__pb2.RotateKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

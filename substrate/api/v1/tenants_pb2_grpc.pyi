@@ -31,6 +31,10 @@ class TenantServiceStub:
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     @_typing.overload
@@ -44,6 +48,22 @@ class TenantServiceStub:
     """
     ListTenants: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]
     """ListTenants returns every tenant, sorted by id."""
+    SetTenantSuspended: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.SetTenantSuspendedRequest, _tenants_pb2.SetTenantSuspendedResponse]
+    """SetTenantSuspended suspends a tenant, so that every call with one of its keys is TENANT_SUSPENDED from the next on,
+    or lets it go on. Its data stay as they are.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetQuotas: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.GetQuotasRequest, _tenants_pb2.GetQuotasResponse]
+    """GetQuotas returns what a tenant may have, and how much of it it has.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    SetQuotas: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotasRequest, _tenants_pb2.SetQuotasResponse]
+    """SetQuotas says what a tenant may have. What it has already stays, also beyond a new limit.
+
+    Errors: TENANT_NOT_FOUND.
+    """
     IssueKey: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.IssueKeyRequest, _tenants_pb2.IssueKeyResponse]
     """IssueKey creates a key and returns its secret, this once.
 
@@ -54,6 +74,12 @@ class TenantServiceStub:
     succeeds.
 
     Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND.
+    """
+    RotateKey: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.RotateKeyRequest, _tenants_pb2.RotateKeyResponse]
+    """RotateKey issues a key with the role, agent, label and principal of another, and lets that one expire after an
+    overlap in which both are accepted. The new key's secret is returned, this once.
+
+    Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND, also for keys that are revoked or expired.
     """
     ListKeys: _grpc.UnaryUnaryMultiCallable[_tenants_pb2.ListKeysRequest, _tenants_pb2.ListKeysResponse]
     """ListKeys returns a tenant's keys, revoked and expired ones too, the newest first. Secrets are never returned.
@@ -67,6 +93,10 @@ class TenantServiceAsyncStub(TenantServiceStub):
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -77,6 +107,22 @@ class TenantServiceAsyncStub(TenantServiceStub):
     """
     ListTenants: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListTenantsRequest, _tenants_pb2.ListTenantsResponse]  # type: ignore[assignment]
     """ListTenants returns every tenant, sorted by id."""
+    SetTenantSuspended: _aio.UnaryUnaryMultiCallable[_tenants_pb2.SetTenantSuspendedRequest, _tenants_pb2.SetTenantSuspendedResponse]  # type: ignore[assignment]
+    """SetTenantSuspended suspends a tenant, so that every call with one of its keys is TENANT_SUSPENDED from the next on,
+    or lets it go on. Its data stay as they are.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetQuotas: _aio.UnaryUnaryMultiCallable[_tenants_pb2.GetQuotasRequest, _tenants_pb2.GetQuotasResponse]  # type: ignore[assignment]
+    """GetQuotas returns what a tenant may have, and how much of it it has.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    SetQuotas: _aio.UnaryUnaryMultiCallable[_tenants_pb2.SetQuotasRequest, _tenants_pb2.SetQuotasResponse]  # type: ignore[assignment]
+    """SetQuotas says what a tenant may have. What it has already stays, also beyond a new limit.
+
+    Errors: TENANT_NOT_FOUND.
+    """
     IssueKey: _aio.UnaryUnaryMultiCallable[_tenants_pb2.IssueKeyRequest, _tenants_pb2.IssueKeyResponse]  # type: ignore[assignment]
     """IssueKey creates a key and returns its secret, this once.
 
@@ -87,6 +133,12 @@ class TenantServiceAsyncStub(TenantServiceStub):
     succeeds.
 
     Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND.
+    """
+    RotateKey: _aio.UnaryUnaryMultiCallable[_tenants_pb2.RotateKeyRequest, _tenants_pb2.RotateKeyResponse]  # type: ignore[assignment]
+    """RotateKey issues a key with the role, agent, label and principal of another, and lets that one expire after an
+    overlap in which both are accepted. The new key's secret is returned, this once.
+
+    Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND, also for keys that are revoked or expired.
     """
     ListKeys: _aio.UnaryUnaryMultiCallable[_tenants_pb2.ListKeysRequest, _tenants_pb2.ListKeysResponse]  # type: ignore[assignment]
     """ListKeys returns a tenant's keys, revoked and expired ones too, the newest first. Secrets are never returned.
@@ -99,6 +151,10 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
 
     It takes keys with the role OPERATOR, which belong to the tenant `platform`. Each call is recorded in the audit log
     of the tenant that it names; ListTenants, and calls that name a tenant that is not there, in that of `platform`.
+
+    With a `request_id` a change can be sent again without being made twice: within 24 hours the same request by the same
+    key gets the first answer, byte for byte, and another request with that id is REQUEST_ID_REUSED. Calls that return a
+    secret take none, for a secret is shown once.
     """
 
     @_abc_1.abstractmethod
@@ -121,6 +177,40 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         """ListTenants returns every tenant, sorted by id."""
 
     @_abc_1.abstractmethod
+    def SetTenantSuspended(
+        self,
+        request: _tenants_pb2.SetTenantSuspendedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenants_pb2.SetTenantSuspendedResponse, _abc.Awaitable[_tenants_pb2.SetTenantSuspendedResponse]]:
+        """SetTenantSuspended suspends a tenant, so that every call with one of its keys is TENANT_SUSPENDED from the next on,
+        or lets it go on. Its data stay as they are.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def GetQuotas(
+        self,
+        request: _tenants_pb2.GetQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenants_pb2.GetQuotasResponse, _abc.Awaitable[_tenants_pb2.GetQuotasResponse]]:
+        """GetQuotas returns what a tenant may have, and how much of it it has.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def SetQuotas(
+        self,
+        request: _tenants_pb2.SetQuotasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenants_pb2.SetQuotasResponse, _abc.Awaitable[_tenants_pb2.SetQuotasResponse]]:
+        """SetQuotas says what a tenant may have. What it has already stays, also beyond a new limit.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
     def IssueKey(
         self,
         request: _tenants_pb2.IssueKeyRequest,
@@ -141,6 +231,18 @@ class TenantServiceServicer(metaclass=_abc_1.ABCMeta):
         succeeds.
 
         Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def RotateKey(
+        self,
+        request: _tenants_pb2.RotateKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tenants_pb2.RotateKeyResponse, _abc.Awaitable[_tenants_pb2.RotateKeyResponse]]:
+        """RotateKey issues a key with the role, agent, label and principal of another, and lets that one expire after an
+        overlap in which both are accepted. The new key's secret is returned, this once.
+
+        Errors: TENANT_NOT_FOUND, KEY_NOT_FOUND, also for keys that are revoked or expired.
         """
 
     @_abc_1.abstractmethod
