@@ -28,15 +28,18 @@ from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
 from substrate.services.agents import Agents
+from substrate.services.archives import Archives
 from substrate.services.audit import Audit
 from substrate.services.audit_writer import AuditWriter
 from substrate.services.catalog import CatalogView
 from substrate.services.decisions import Decisions
+from substrate.services.keys import Keys, issue_first_key
+from substrate.services.skill_def_views import SkillDefViews
 from substrate.services.skill_defs import SkillDefs
 from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Skills
 from substrate.services.snapshots import Snapshots
-from substrate.services.tenants import Tenants, issue_first_key
+from substrate.services.tenants import Tenants
 from substrate.settings import Settings
 from substrate.sources.bundles import SourceProblem
 from substrate.sources.static import StaticState, load_static
@@ -126,9 +129,11 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
     server = Server(
         Servicers(
             skills=SkillServicer(skills, SkillTool(skills, decisions)),
-            skill_defs=SkillDefServicer(SkillDefs(decisions), CatalogView(decisions)),
+            skill_defs=SkillDefServicer(
+                SkillDefs(decisions), SkillDefViews(decisions), Archives(decisions), CatalogView(decisions)
+            ),
             agents=AgentServicer(Agents(decisions)),
-            tenants=TenantServicer(Tenants(decisions)),
+            tenants=TenantServicer(Tenants(decisions), Keys(decisions)),
             audit=AuditServicer(Audit(decisions, source)),
         ),
         threads=settings.threads,

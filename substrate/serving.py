@@ -20,13 +20,13 @@ from substrate import logs
 from substrate.bootstrap import DEFAULT_TENANT, App, SystemClock, assemble, freeze, reload_static, report
 from substrate.domain.agents import Agent
 from substrate.domain.catalog import Candidate
-from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools
+from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of
 from substrate.domain.errors import InvalidConfig
 from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.rpc.metrics import serve_merged
 from substrate.rpc.server import Listener, require_safe
-from substrate.services.tenants import issue_first_key
+from substrate.services.keys import issue_first_key
 from substrate.settings import Settings, default_data_dir
 from substrate.sources.static import StaticState, load_static
 from substrate.store import migrate as migrations
@@ -181,9 +181,15 @@ def _serve_with_workers(
 def _listener(settings: Settings) -> Listener:
     if (settings.tls_certificate is None) is not (settings.tls_key is None):
         raise InvalidConfig(summary="Set both the TLS certificate and the TLS key, or neither.")
-    certificate = settings.tls_certificate.read_bytes() if settings.tls_certificate else None
-    key = settings.tls_key.read_bytes() if settings.tls_key else None
-    return Listener(settings.listen, certificate, key, settings.insecure)
+    if settings.tls_client_ca is not None and settings.tls_certificate is None:
+        raise InvalidConfig(
+            summary="Set the TLS certificate and key too: clients show theirs on TLS connections alone."
+        )
+    certificate, key, client_ca = (
+        path.read_bytes() if path is not None else None
+        for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+    )
+    return Listener(settings.listen, certificate, key, settings.insecure, client_ca)
 
 
 def _reachable(address: str) -> str:
@@ -259,10 +265,14 @@ def _commands_to_try(settings: Settings, static: StaticState) -> list[str]:
         options += ["--data-dir", str(settings.data_dir.absolute())]
     if settings.tls_certificate is not None:
         options += ["--root-certificates", str(settings.tls_certificate.absolute())]
+    if settings.tls_client_ca is not None:
+        options += ["--client-certificate", "CLIENT.pem", "--client-key", "CLIENT-KEY.pem"]
     commands = (["skill", "list"], ["skill", "invoke", skill], ["audit", "explain", skill])
     return ["In another shell:", *(f"  {shlex.join([*program, *command, *options])}" for command in commands)]
 
 
 def _usable(agent: Agent, skill: Candidate) -> bool:
     """Whether a model that runs as `agent` may invoke the skill, whatever it works on."""
-    return (barrier_of_tools(agent, skill) or barrier_of_caller(skill, CallerKind.MODEL, ())) is None
+    return (
+        barrier_of_tools(skill.name, tools_of(skill), agent) or barrier_of_caller(skill, CallerKind.MODEL, ())
+    ) is None

@@ -42,6 +42,10 @@ class Settings(BaseSettings):
     insecure: Annotated[bool, Field(description="Serve without TLS on an address that others can reach.")] = False
     tls_certificate: Annotated[Path | None, Field(description="PEM file of the server's certificate chain.")] = None
     tls_key: Annotated[Path | None, Field(description="PEM file of the certificate's private key.")] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        Field(description="PEM file of the authorities whose certificates clients must show; needs the two above."),
+    ] = None
     database_url: Annotated[
         str | None,
         Field(

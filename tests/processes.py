@@ -27,6 +27,11 @@ COMMAND = (sys.executable, "-m", "substrate")
 # Self-signed, for 127.0.0.1 and localhost; the key guards nothing.
 CERTIFICATE, KEY = (str(Path(__file__).parent / "tls" / name) for name in ("certificate.pem", "key.pem"))
 
+# An authority for clients, and a client's certificate that it has signed.
+CLIENT_CA, CLIENT_CERTIFICATE, CLIENT_KEY = (
+    str(Path(__file__).parent / "tls" / name) for name in ("client-ca.pem", "client.pem", "client-key.pem")
+)
+
 
 def environment() -> dict[str, str]:
     """Return the environment without what the developer, or the suite, has set for the product."""

@@ -13,7 +13,7 @@ from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.rpc.client import Client
 from substrate.rpc.server import Listener
-from substrate.services.tenants import new_key
+from substrate.services.keys import new_key
 from substrate.settings import Settings
 from substrate.sources.static import StaticState, load_static
 from substrate.store import tenants

@@ -28,6 +28,12 @@ _OPTIONS = (
         "--root-certificates", type=click.File("rb"), help="Use TLS and trust these certificates (a PEM file)."
     ),
     click.option(
+        "--client-certificate",
+        type=click.File("rb"),
+        help="Show this certificate chain (a PEM file) to a server that asks for one.",
+    ),
+    click.option("--client-key", type=click.File("rb"), help="The private key of the client's certificate (PEM)."),
+    click.option(
         "--timeout",
         type=click.FloatRange(0, 3600, min_open=True),
         default=10.0,
@@ -51,6 +57,7 @@ class Remote:
 
     settings: Settings
     root_certificates: bytes | None
+    identity: tuple[bytes, bytes] | None
     timeout: float
     as_json: bool
 
@@ -83,7 +90,13 @@ class Remote:
         try:
             with (
                 refusals(),
-                Client(address, key, timeout=self.timeout, root_certificates=self.root_certificates) as client,
+                Client(
+                    address,
+                    key,
+                    timeout=self.timeout,
+                    root_certificates=self.root_certificates,
+                    identity=self.identity,
+                ) as client,
             ):
                 yield client
         except ValueError as error:
@@ -103,17 +116,30 @@ def connected(command: Callable[..., None]) -> Callable[..., None]:
         key: str | None,
         data_dir: Path | None,
         root_certificates: IO[bytes] | None,
+        client_certificate: IO[bytes] | None,
+        client_key: IO[bytes] | None,
         timeout: float,
         as_json: bool,
         **arguments: object,
     ) -> None:
         settings = load_settings(address=address, key=key, data_dir=data_dir)
         certificates = root_certificates.read() if root_certificates else None
-        command(Remote(settings, certificates, timeout, as_json), **arguments)
+        identity = _identity(client_certificate, client_key)
+        if identity and not certificates:
+            raise click.UsageError("--client-certificate needs TLS: pass --root-certificates too.")
+        command(Remote(settings, certificates, identity, timeout, as_json), **arguments)
 
     for option in reversed(_OPTIONS):
         run = option(run)
     return run
+
+
+def _identity(certificate: IO[bytes] | None, key: IO[bytes] | None) -> tuple[bytes, bytes] | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise click.UsageError("Pass both --client-certificate and --client-key, or neither.")
+    return certificate.read(), key.read()
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -1,4 +1,4 @@
-"""Values on the command line that click does not know: points in time, and texts from files."""
+"""Values on the command line that click does not know: points in time, lengths of time, and texts from files."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -32,6 +32,23 @@ class Moment(click.ParamType[datetime]):
                 f"{value!r} is neither a distance such as 2h or 30d nor a time such as 2026-01-31T08:00Z.", param, ctx
             )
         return point if point.tzinfo else point.replace(tzinfo=UTC)
+
+
+class Length(click.ParamType[timedelta]):
+    """Reads a length of time such as ``24h`` (s, m, h, d, w)."""
+
+    name = "length"
+
+    def convert(self, value: str | timedelta, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Return the length of time; a usage error when `value` is none."""
+        if isinstance(value, timedelta):
+            return value
+        found = _DISTANCE.fullmatch(value)
+        amount, unit = found.groups() if found else ("", "s")
+        try:
+            return timedelta(**{_UNITS[unit]: int(amount)})
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no length of time such as 90m, 24h or 30d.", param, ctx)
 
 
 class TextFile(click.ParamType[str]):

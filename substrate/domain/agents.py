@@ -67,10 +67,13 @@ class Agent:
 
     def lacks(self, tools: Iterable[str]) -> list[str]:
         """Return those of a skill's `tools` that the agent does not have, in order."""
-        if self.tools is None:
-            return []
-        own = set(self.tools)
-        return [tool for tool in tools if tool not in own and tool.partition("(")[0].strip() not in own]
+        return [] if self.tools is None else uncovered(tools, self.tools)
+
+
+def uncovered(tools: Iterable[str], own: Iterable[str]) -> list[str]:
+    """Return those of `tools` that `own` does not cover, in order; a bare ``Bash`` covers every ``Bash(...)``."""
+    covering = set(own)
+    return [tool for tool in tools if tool not in covering and tool.partition("(")[0].strip() not in covering]
 
 
 def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from substrate.domain.catalog import Resolution
 from substrate.domain.names import TenantId
@@ -33,6 +34,13 @@ class Verb(Enum):
     LIST_CATALOG = "list_catalog"
     LIST_SKILL_DEFS = "list_skill_defs"
     CREATE = "create"
+    FORK = "fork"
+    IMPORT = "import"
+    SET_LABEL = "set_label"
+    LIST_VERSIONS = "list_versions"
+    DIFF = "diff"
+    VERIFY = "verify"
+    EXPORT = "export"
     GET = "get"
     PROMOTE = "promote"
     RETIRE = "retire"
@@ -47,8 +55,13 @@ class Verb(Enum):
     EXPLAIN = "explain"
     CREATE_TENANT = "create_tenant"
     LIST_TENANTS = "list_tenants"
+    SUSPEND_TENANT = "suspend_tenant"
+    RESUME_TENANT = "resume_tenant"
+    GET_QUOTAS = "get_quotas"
+    SET_QUOTAS = "set_quotas"
     ISSUE_KEY = "issue_key"
     REVOKE_KEY = "revoke_key"
+    ROTATE_KEY = "rotate_key"
     LIST_KEYS = "list_keys"
     AUTHENTICATE = "authenticate"
 
@@ -189,6 +202,14 @@ def candidate_fields(resolution: Resolution) -> tuple[list[dict[str, Any]], dict
         if candidate is resolution.winner:
             winner = fields
     return found, winner
+
+
+def is_uuid(text: str) -> bool:
+    """Whether `text` is a UUID in its usual form of 36 characters."""
+    try:
+        return str(UUID(text)) == text.lower()
+    except ValueError:
+        return False
 
 
 def event_id(milliseconds: int, entropy: bytes) -> str:

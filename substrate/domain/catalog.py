@@ -12,11 +12,16 @@ candidate. Resolving a name looks at the layers from high to low:
 - in a `locked` name what the tenant says is suppressed.
 
 A qualifier (``@bundle``, ``@inline``, ``@v3``) picks another candidate of the name, but never gets past a tombstone or
-a quarantined tenant row, and never reaches a candidate that is retired, quarantined, suppressed or was never promoted.
+a quarantined tenant row, and never reaches a candidate that is retired, quarantined or suppressed. A version that was
+never promoted is reached only where drafts are asked for, which authors and agents pinned to it may, and in names that
+need a review by nobody: there the promotion by a second pair of eyes is what lets it be used.
+
+An agent may **pin** a name to a version or a label: to this agent the bare name then stands for that version, under the
+same conditions as a qualifier. A pin that reaches nothing makes the name fail for the agent; it never falls back.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
@@ -84,6 +89,11 @@ class SkillFile:
     sha256: str
 
 
+def pairs_of(files: Iterable[SkillFile]) -> list[tuple[str, str]]:
+    """Return path and digest of each file, which is what a skill's digest covers of them."""
+    return [(file.path, file.sha256) for file in files]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """What one layer says about one name.
@@ -127,12 +137,29 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The answer for one reference: every candidate from high to low with its state, the winner, and how it ended."""
+    """The answer for one reference: every candidate from high to low with its state, the winner, and how it ended.
+
+    `pin` is the agent's pin that picked the version, ``v3`` or a label, or empty.
+    """
 
     ref: SkillRef
     outcome: Outcome
     winner: Candidate | None
     rulings: tuple[Ruling, ...]
+    pin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """A tenant's labels, and those versions beside the active ones that labels and agents' pins point at."""
+
+    candidates: Mapping[tuple[SkillName, int], Candidate] = field(default_factory=dict)
+    labels: Mapping[SkillName, Mapping[str, int]] = field(default_factory=dict)
+
+    def number_of(self, name: SkillName, pin: str) -> int | None:
+        """Return the version that `pin` (``v3`` or a label) means for `name`, or None when there is no such label."""
+        labelled = self.labels.get(name, {}).get(pin)
+        return int(pin[1:]) if labelled is None and pin[1:].isdigit() and pin[0] == "v" else labelled
 
 
 class NameModes:
@@ -165,11 +192,12 @@ class StaticCatalog:
 class Catalog:
     """One tenant's view: its own layers (tombstones above SkillDefs) over the static ones; immutable."""
 
-    __slots__ = ("_static", "_tenant")
+    __slots__ = ("_static", "_tenant", "_versions")
 
-    def __init__(self, tenant: Sequence[Layer], static: StaticCatalog) -> None:
+    def __init__(self, tenant: Sequence[Layer], static: StaticCatalog, versions: Versions | None = None) -> None:
         self._tenant = tuple(tenant)
         self._static = static
+        self._versions = versions or Versions()
 
     def names(self) -> list[SkillName]:
         """Return every name that any layer says something about, sorted."""
@@ -179,6 +207,10 @@ class Catalog:
     def mode_of(self, name: SkillName) -> NameMode:
         """Return the mode that operators have set for `name`."""
         return self._static.modes.mode_of(name)
+
+    def is_disabled(self, name: SkillName) -> bool:
+        """Whether a tombstone of the tenant stands on `name`."""
+        return any(c.standing is Standing.DISABLED for c in _candidates(self._tenant, name))
 
     def skill_def(self, name: SkillName) -> Candidate | None:
         """Return what the tenant's SkillDef layer says about `name`, tombstones left aside."""
@@ -194,11 +226,34 @@ class Catalog:
         }
         return [own[name] for name in sorted(own)]
 
-    def resolve(self, ref: SkillRef, pinned: Candidate | None = None) -> Resolution:
+    def labels_of(self, name: SkillName) -> Mapping[str, int]:
+        """Return the labels of `name` with the versions they point at."""
+        return self._versions.labels.get(name, {})
+
+    def pins_to(self, ref: SkillRef, pins: Mapping[SkillName, str]) -> bool:
+        """Whether one of `pins` points at the very version that `ref` asks for."""
+        asked = ref.qualifier.version if ref.qualifier else None
+        pin = pins.get(ref.name)
+        return asked is not None and pin is not None and self._versions.number_of(ref.name, pin) == asked
+
+    def resolve_for(self, name: SkillName, pins: Mapping[SkillName, str]) -> Resolution:
+        """Resolve the bare `name` for an agent with these `pins`."""
+        pin = pins.get(name)
+        if pin is None:
+            return self.resolve(SkillRef(name))
+        number = self._versions.number_of(name, pin)
+        if number is None:
+            found = self.resolve(SkillRef(name))
+            return replace(found, outcome=found.outcome if _is_barred(found) else Outcome.ABSENT, winner=None, pin=pin)
+        ref = SkillRef(name, Qualifier(QualifierKind.VERSION, number))
+        found = self.resolve(ref, self._versions.candidates.get((name, number)), drafts=True)
+        return replace(found, ref=SkillRef(name), pin=pin)
+
+    def resolve(self, ref: SkillRef, picked: Candidate | None = None, *, drafts: bool = False) -> Resolution:
         """Resolve `ref`.
 
-        For a ``@v<N>`` reference that is not the active version, `pinned` is the candidate made from that version, or
-        None when there is no such version.
+        For a ``@v<N>`` reference that is not the active version, `picked` is the candidate made from that version, or
+        None when there is no such version. `drafts` lets it be one that was never promoted.
         """
         own = _candidates(self._tenant, ref.name)
         if own:
@@ -208,7 +263,10 @@ class Catalog:
         else:
             known = self._static.resolutions.get(ref.name)
             found = known or Resolution(SkillRef(ref.name), Outcome.ABSENT, None, ())
-        return found if ref.qualifier is None else _qualified(found, ref, ref.qualifier, pinned)
+        if ref.qualifier is None:
+            return found
+        drafts = drafts and self.mode_of(ref.name) is not NameMode.REVIEW
+        return _qualified(found, ref, ref.qualifier, picked, drafts=drafts)
 
 
 def _candidates(layers: Iterable[Layer], name: SkillName) -> list[Candidate]:
@@ -264,16 +322,22 @@ def _ends_the_search(candidate: Candidate) -> bool:
 _REACHABLE = (CandidateState.WON, CandidateState.SHADOWED)
 
 
-def _qualified(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Candidate | None) -> Resolution:
-    barred = found.winner is None and any(
+def _is_barred(found: Resolution) -> bool:
+    """Whether a tombstone or a quarantined tenant row keeps every qualifier and pin from what lies below."""
+    return found.winner is None and any(
         _ends_the_search(ruling.candidate)
         for ruling in found.rulings
         if ruling.state is not CandidateState.SUPPRESSED_BY_LOCK
     )
-    if barred:
+
+
+def _qualified(
+    found: Resolution, ref: SkillRef, qualifier: Qualifier, picked: Candidate | None, *, drafts: bool
+) -> Resolution:
+    if _is_barred(found):
         return Resolution(ref, found.outcome, None, found.rulings)
     if qualifier.kind is QualifierKind.VERSION:
-        return _version(found, ref, qualifier, pinned)
+        return _version(found, ref, qualifier, picked, drafts=drafts)
     kind = LayerKind.INLINE if qualifier.kind is QualifierKind.INLINE else LayerKind.BUNDLE
     of_kind = [ruling for ruling in found.rulings if ruling.candidate.kind is kind]
     reached = next((ruling.candidate for ruling in of_kind if ruling.state in _REACHABLE), None)
@@ -281,19 +345,22 @@ def _qualified(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: C
     return Resolution(ref, Outcome.RESOLVED if reached else missed, reached, found.rulings)
 
 
-def _version(found: Resolution, ref: SkillRef, qualifier: Qualifier, pinned: Candidate | None) -> Resolution:
-    """Pick a SkillDef's version: the active one, or one promoted before while the SkillDef itself stands."""
+def _version(
+    found: Resolution, ref: SkillRef, qualifier: Qualifier, picked: Candidate | None, *, drafts: bool
+) -> Resolution:
+    """Pick a SkillDef's version: the active one, one promoted before, or a draft where those are asked for."""
     own = next((ruling for ruling in found.rulings if ruling.candidate.kind is LayerKind.TENANT), None)
-    if own is None or own.state not in _REACHABLE:
+    if own is None or not (own.state in _REACHABLE or (drafts and own.state is CandidateState.DRAFT)):
         outcome = _WITHOUT_WINNER[own.state] if own else Outcome.ABSENT
         return Resolution(ref, outcome, None, found.rulings)
     if own.candidate.version == qualifier.version:
         return Resolution(ref, Outcome.RESOLVED, own.candidate, found.rulings)
-    if pinned is None:
+    if picked is None:
         return Resolution(ref, Outcome.ABSENT, None, found.rulings)
-    if pinned.standing is not Standing.ACTIVE:
-        state = _PASSED_OVER[pinned.standing]
-        rulings = (*found.rulings, Ruling(pinned, state))
-        return Resolution(ref, _WITHOUT_WINNER[state], None, rulings)
-    rulings = (*found.rulings, Ruling(pinned, CandidateState.SHADOWED))
-    return Resolution(ref, Outcome.RESOLVED, pinned, rulings)
+    if picked.standing is Standing.ACTIVE:
+        return Resolution(ref, Outcome.RESOLVED, picked, (*found.rulings, Ruling(picked, CandidateState.SHADOWED)))
+    state = _PASSED_OVER[picked.standing]
+    rulings = (*found.rulings, Ruling(picked, state))
+    if drafts and state is CandidateState.DRAFT:
+        return Resolution(ref, Outcome.RESOLVED, picked, rulings)
+    return Resolution(ref, _WITHOUT_WINNER[state], None, rulings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from substrate.domain.agents import Agent
+from substrate.domain.agents import Agent, uncovered
 from substrate.domain.audit import DecidingEntry, deciding_entry
 from substrate.domain.catalog import Candidate, Catalog, Outcome, Resolution
 from substrate.domain.errors import (
@@ -19,7 +19,7 @@ from substrate.domain.errors import (
     ToolsExceedAgent,
     VersionNotFound,
 )
-from substrate.domain.names import SkillName, SkillRef
+from substrate.domain.names import SkillName
 from substrate.domain.paths import eligible
 
 
@@ -47,11 +47,19 @@ def visible(catalog: Catalog, agent: Agent) -> tuple[Visible, ...]:
         decision = agent.allowlist.decide(name)
         if not decision.allowed:
             continue
-        resolution = catalog.resolve(SkillRef(name))
+        resolution = catalog.resolve_for(name, agent.pins)
         winner = resolution.winner
-        if winner is not None and barrier_of_tools(agent, winner) is None:
+        if winner is not None and barrier_of_tools(name, tools_of(winner), agent) is None:
             found.append(Visible(name, winner, deciding_entry(agent.allowlist, decision), resolution))
     return tuple(found)
+
+
+def usable(catalog: Catalog, agent: Agent, name: SkillName) -> Candidate | None:
+    """Return what `agent` gets for the bare `name`, whoever calls and whatever paths are touched, or None."""
+    if not agent.allowlist.decide(name).allowed:
+        return None
+    winner = catalog.resolve_for(name, agent.pins).winner
+    return None if winner is None or barrier_of_tools(name, tools_of(winner), agent) else winner
 
 
 def unresolved(resolution: Resolution) -> SubstrateError:
@@ -62,6 +70,9 @@ def unresolved(resolution: Resolution) -> SubstrateError:
             f"The skill '{ref}' is quarantined: what decides it is invalid. Its author or operator must repair it.",
             name=ref.name,
         )
+    if resolution.pin and resolution.outcome is not Outcome.DISABLED:
+        message = f"The agent's pin of '{ref}' to '{resolution.pin}' reaches no version of it."
+        return VersionNotFound(message, name=ref.name, version=resolution.pin)
     asked = ref.qualifier.version if ref.qualifier else None
     if asked is not None and resolution.outcome is not Outcome.DISABLED:
         message = f"There is no version {asked} of '{ref.name}' to reach."
@@ -69,20 +80,50 @@ def unresolved(resolution: Resolution) -> SubstrateError:
     return SkillNotFound(f"There is no skill '{ref}'.", name=ref.name)
 
 
-def tools_exceed(agent: Agent, name: SkillName, lacking: Sequence[str]) -> ToolsExceedAgent:
-    """Return the error for a skill that needs tools the agent lacks: a skill narrows tools, never widens them."""
+def tools_of(candidate: Candidate) -> tuple[str, ...] | None:
+    """Return the tools that a skill allows itself; None when it does not restrict them."""
+    return candidate.header.allowed_tools if candidate.header else None
+
+
+def barrier_of_tools(
+    name: SkillName,
+    tools: Sequence[str] | None,
+    agent: Agent,
+    forked_from: Sequence[str] | None = None,
+) -> ToolsExceedAgent | None:
+    """Return why `agent` may neither use nor author a skill with these `tools`, or None: a skill narrows, never widens.
+
+    `tools` is None when the skill does not restrict them. `forked_from` holds the tools of the version that it was
+    forked from, if that restricts them: an agent's fork may allow itself no other, nor lift the restriction.
+    """
+    lacking = agent.lacks(tools or ())
+    if lacking:
+        return ToolsExceedAgent(
+            f"The skill '{name}' needs tools that the agent '{agent.name}' does not have: {', '.join(lacking)}.",
+            name=name,
+            agent=agent.name,
+            tools=", ".join(lacking),
+        )
+    if forked_from is None:
+        return None
+    if tools is None:
+        return ToolsExceedAgent(
+            f"What '{name}' was forked from restricts its tools to {', '.join(forked_from) or 'none'}; "
+            f"the agent '{agent.name}' may narrow that in allowed-tools, but not lift it.",
+            name=name,
+            agent=agent.name,
+            tools="*",
+        )
+    widened = uncovered(tools, forked_from)
+    if not widened:
+        return None
     return ToolsExceedAgent(
-        f"The skill '{name}' needs tools that the agent '{agent.name}' does not have: {', '.join(lacking)}.",
+        f"What '{name}' was forked from does not allow these tools, and the agent '{agent.name}' may not add them: "
+        f"{', '.join(widened)}.",
         name=name,
         agent=agent.name,
-        tools=", ".join(lacking),
+        tools=", ".join(widened),
     )
-
-
-def barrier_of_tools(agent: Agent, winner: Candidate) -> SubstrateError | None:
-    """Return why the agent's tools do not suffice for the skill, or None."""
-    lacking = agent.lacks((winner.header.allowed_tools if winner.header else None) or ())
-    return tools_exceed(agent, winner.name, lacking) if lacking else None
 
 
 def barrier_of_caller(winner: Candidate, kind: CallerKind, touched: Sequence[str]) -> SubstrateError | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from substrate.domain.agents import Agent
 from substrate.domain.audit import DecidingEntry, deciding_entry
 from substrate.domain.catalog import Candidate, CandidateState, LayerKind, NameMode, Outcome, Resolution
-from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, unresolved
+from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved
 from substrate.domain.skillmatch import Allowlist, Reason
 
 
@@ -58,12 +58,14 @@ def explain(resolution: Resolution, mode: NameMode, agent: Agent | None, state: 
     if not reason and resolution.winner is None:
         barrier = unresolved(resolution)
     elif not reason and resolution.winner is not None:
-        barrier = (barrier_of_tools(agent, resolution.winner) if agent else None) or barrier_of_caller(
-            resolution.winner, CallerKind.MODEL, ()
-        )
+        barrier = (
+            barrier_of_tools(ref.name, tools_of(resolution.winner), agent) if agent else None
+        ) or barrier_of_caller(resolution.winner, CallerKind.MODEL, ())
     reason = reason or (barrier.reason if barrier else "")
     lines = [_verdict(resolution, agent, decision, barrier.message if barrier else "")]
     lines += ["", "Candidates, highest layer first:", *_candidate_lines(resolution, mode)]
+    if resolution.pin and agent is not None:
+        lines += ["", f"Pinned: agent '{agent.name}' gets '{resolution.pin}' of it, whatever is in effect."]
     if agent is not None:
         lines += ["", f"Allowlist of agent '{agent.name}' ({agent.origin}):", *_trial_lines(trials, decision)]
     lines += ["", f"State read: {state}"]
@@ -73,12 +75,9 @@ def explain(resolution: Resolution, mode: NameMode, agent: Agent | None, state: 
 def why(candidate: Candidate, state: CandidateState, resolution: Resolution) -> str:
     """Say in a sentence why `candidate` ended in `state`."""
     winner = resolution.winner
-    if candidate is winner:
-        return (
-            "It is the candidate that the reference picks."
-            if resolution.ref.qualifier
-            else "It is the highest active one."
-        )
+    if candidate is winner and (resolution.pin or resolution.ref.qualifier):
+        pinned = f"It is the version that the agent's pin to '{resolution.pin}' picks."
+        return pinned if resolution.pin else "It is the candidate that the reference picks."
     match state:
         case CandidateState.SHADOWED:
             above = f"{winner.origin} stands above it" if winner else "what stands above it decides"
@@ -94,6 +93,8 @@ def why(candidate: Candidate, state: CandidateState, resolution: Resolution) -> 
             return f"It is invalid: {candidate.problem}"
         case CandidateState.SUPPRESSED_BY_LOCK:
             return "Operators have locked the name, so what the tenant says about it does not count."
+        case CandidateState.WON if candidate is not winner:
+            return "It is in effect, but not what was asked for."
         case _:
             return "It is the highest active one."
 
@@ -104,13 +105,16 @@ def _verdict(resolution: Resolution, agent: Agent | None, decision: DecidingEntr
     if decision is not None and not decision.allowed:
         return f"'{ref}' is refused to {who}: {_decision_words(decision)}."
     if resolution.winner is None:
-        return f"'{ref}' does not resolve for {who}: {_OUTCOMES[resolution.outcome]}."
+        pinned = f", which is pinned to '{resolution.pin}'" if resolution.pin else ""
+        return f"'{ref}' does not resolve for {who}{pinned}: {_OUTCOMES[resolution.outcome]}."
     shadowed = [
         ruling.candidate.origin
         for ruling in resolution.rulings
         if ruling.state is CandidateState.SHADOWED and ruling.candidate is not resolution.winner
     ]
-    over = f", which shadows {', '.join(shadowed)}" if shadowed and resolution.ref.qualifier is None else ""
+    plain = resolution.ref.qualifier is None and not resolution.pin
+    over = f", which shadows {', '.join(shadowed)}" if shadowed and plain else ""
+    over = f", to which it is pinned as '{resolution.pin}'" if resolution.pin else over
     allowed = f"; {_decision_words(decision)}" if decision else ""
     got = f"'{ref}' gives {who} {resolution.winner.origin} ({_LAYERS[resolution.winner.kind]}){over}{allowed}."
     return f"{got} It cannot be invoked as things are: {barrier}" if barrier else got

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 
-from substrate.domain.errors import InvalidName, Unauthenticated
+from substrate.domain.errors import InvalidName, TenantSuspended, Unauthenticated
 from substrate.domain.names import AgentName, KeyId, TenantId, parse_tenant_id, slug_problem
 
 MAX_BEARER_LENGTH = 256
@@ -35,7 +35,8 @@ class Role(Enum):
 class Key:
     """A key as stored: the SHA-256 of its secret, its role, and the agent it is bound to, if any.
 
-    `principal` is who uses the key; keys that replace each other share it.
+    `principal` is who uses the key; keys that replace each other share it. `last_used_at` is known only in lists of
+    keys, where it is read from the audit log.
     """
 
     tenant: TenantId
@@ -48,6 +49,7 @@ class Key:
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     principal: str = ""
+    last_used_at: datetime | None = None
 
     def admits(self, secret: str, now: datetime) -> bool:
         """Whether `secret` is this key's, and the key is live at `now`."""
@@ -122,3 +124,10 @@ def authenticate(bearer: Bearer, key: Key | None, now: datetime) -> Principal:
 def missing_key() -> Unauthenticated:
     """Return the error for a call without any key."""
     return Unauthenticated(_REFUSED)
+
+
+def suspended(tenant: TenantId, reason: str) -> TenantSuspended:
+    """Return the error for a call with a key of a suspended tenant; `reason` is the operator's, or empty."""
+    metadata = {"tenant": tenant} | ({"suspend_reason": reason} if reason else {})
+    why = f": {reason}" if reason else ""
+    return TenantSuspended(f"The tenant '{tenant}' is suspended{why}. Ask an operator.", **metadata)

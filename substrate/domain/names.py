@@ -18,6 +18,7 @@ SkillName = NewType("SkillName", str)
 AgentName = NewType("AgentName", str)
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
+Label = NewType("Label", str)
 
 MAX_SEGMENTS = 8
 MAX_SEGMENT_LENGTH = 64
@@ -121,6 +122,8 @@ class SkillRef:
         return f"{self.name}@{self.qualifier}" if self.qualifier else self.name
 
 
+_LIKE_VERSION = re.compile(r"v[0-9]+", re.ASCII)
+_RESERVED = (QualifierKind.BUNDLE.value, QualifierKind.INLINE.value)
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})", re.ASCII)
 
 
@@ -137,6 +140,22 @@ def parse_skill_ref(text: str, field: str = "name") -> SkillRef:
     if suffix in (QualifierKind.BUNDLE.value, QualifierKind.INLINE.value):
         return SkillRef(name, Qualifier(QualifierKind(suffix)))
     raise InvalidName(field, f"The qualifier {_shown(suffix)} is unknown; use @bundle, @inline or @v<number>.")
+
+
+def parse_label(text: str, field: str = "label") -> Label:
+    """Return `text` as a label: a slug of at most 64 characters that is no qualifier; raise InvalidName otherwise."""
+    problem = slug_problem(text)
+    if problem is None and (_LIKE_VERSION.fullmatch(text) or text in _RESERVED):
+        problem = "is kept for versions and layers"
+    if problem:
+        raise InvalidName(field, f"The label {_shown(text)} {problem}.")
+    return Label(text)
+
+
+def parse_pin(text: str, field: str) -> int | Label:
+    """Return what a pin points at: the number of a version (``v3``), or a label; raise InvalidName when it is none."""
+    version = _VERSION.fullmatch(text)
+    return int(version.group(1)) if version else parse_label(text, field)
 
 
 def _shown(text: str) -> str:

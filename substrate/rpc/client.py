@@ -65,22 +65,32 @@ class Client:
     """One connection to a server, with the key that every call carries; a context manager that closes it.
 
     `timeout` is in seconds, for each call. With `root_certificates` (PEM) the connection is TLS, otherwise plain text.
-    Raises ValueError for a key that cannot be sent.
+    `identity` is the client's own certificate chain and its private key (PEM), for servers that ask for one. Raises
+    ValueError for a key that cannot be sent, and for an identity without root certificates.
     """
 
     def __init__(
-        self, address: str, key: str, *, timeout: float = 10.0, root_certificates: bytes | None = None
+        self,
+        address: str,
+        key: str,
+        *,
+        timeout: float = 10.0,
+        root_certificates: bytes | None = None,
+        identity: tuple[bytes, bytes] | None = None,
     ) -> None:
         if not (key.isascii() and key.isprintable()):
             # Checked here because grpc's own error would show the key.
             raise ValueError("The key holds characters that no key has.")
+        if identity is not None and root_certificates is None:
+            raise ValueError("A client's certificate is shown on a TLS connection, which root certificates make it.")
         self._address = address
         self._metadata = (("authorization", f"Bearer {key}"),)
         self._timeout = timeout
         if root_certificates is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
-            credentials = grpc.ssl_channel_credentials(root_certificates)
+            chain, private_key = identity or (None, None)
+            credentials = grpc.ssl_channel_credentials(root_certificates, private_key, chain)
             self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
 
     def __enter__(self) -> Self:

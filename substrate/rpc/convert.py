@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from substrate.api.v1 import catalog_pb2 as pb
@@ -31,6 +32,10 @@ class RunRequest(Protocol):
     def touched_paths(self) -> Sequence[str]:
         """The paths at hand."""
 
+    @property
+    def max_staleness(self) -> Duration:
+        """How old a state may be."""
+
 
 _CALLER_KINDS: dict[int, CallerKind] = {
     pb.CALLER_KIND_UNSPECIFIED: CallerKind.MODEL,
@@ -47,7 +52,15 @@ def run(request: RunRequest, caller_kind: int = pb.CALLER_KIND_MODEL) -> Run:
     kind = _CALLER_KINDS.get(caller_kind)
     if kind is None:
         raise InvalidArgument("caller_kind", "Must be CALLER_KIND_MODEL or CALLER_KIND_USER.")
-    return Run(request.agent, request.run_id, request.turn, request.catalog_token, kind, tuple(request.touched_paths))
+    return Run(
+        request.agent,
+        request.run_id,
+        request.turn,
+        request.catalog_token,
+        kind,
+        tuple(request.touched_paths),
+        request.max_staleness.seconds + request.max_staleness.nanos / 1e9,
+    )
 
 
 def state(call: Call) -> pb.CatalogState | None:
@@ -84,6 +97,17 @@ def decision(entry: DecidingEntry) -> pb.Decision:
 def candidates(resolution: Resolution) -> list[pb.Candidate]:
     """Return every candidate of a resolution, highest first."""
     return [_candidate(ruling.candidate, ruling.state, resolution) for ruling in resolution.rulings]
+
+
+def candidate(candidate: Candidate) -> pb.Candidate:
+    """Return a candidate that was asked for by itself."""
+    return pb.Candidate(
+        layer=layer(candidate.kind),
+        origin=candidate.origin,
+        version=candidate.version or 0,
+        content_sha256=candidate.content_sha256,
+        description=candidate.header.description if candidate.header else "",
+    )
 
 
 def winner(resolution: Resolution) -> pb.Candidate | None:

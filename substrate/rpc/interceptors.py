@@ -25,7 +25,7 @@ from substrate.domain.errors import InvalidMessage, Overloaded, SubstrateError, 
 from substrate.domain.identity import Bearer, missing_key, parse_bearer
 from substrate.rpc import errors
 from substrate.services.call import Call
-from substrate.services.decisions import Clock
+from substrate.services.judging import Clock
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 

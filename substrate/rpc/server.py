@@ -22,7 +22,7 @@ from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
 from substrate.services.call import Call
-from substrate.services.decisions import Clock
+from substrate.services.judging import Clock
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
@@ -34,12 +34,16 @@ class UnsafeListenerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Where to serve: `address` as host:port; `certificate` and `key` are PEM, both or neither."""
+    """Where to serve: `address` as host:port; `certificate` and `key` are PEM, both or neither.
+
+    With `client_ca` (PEM), which needs both, clients must show a certificate that it has signed.
+    """
 
     address: str
     certificate: bytes | None = None
     key: bytes | None = None
     insecure: bool = False
+    client_ca: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,16 @@ class Server:
         Raises UnsafeListenerError for an address off loopback without TLS, OSError when the port cannot be had.
         """
         require_safe(listener)
+        if listener.client_ca == b"":
+            # gRPC would ask clients for certificates and hold them against nothing.
+            raise OSError(f"The server cannot listen on {listener.address}: the file of clients' authorities is empty.")
         try:
             if listener.certificate is not None and listener.key is not None:
-                credentials = grpc.ssl_server_credentials([(listener.key, listener.certificate)])
+                credentials = grpc.ssl_server_credentials(
+                    [(listener.key, listener.certificate)],
+                    root_certificates=listener.client_ca,
+                    require_client_auth=listener.client_ca is not None,
+                )
                 port = self._server.add_secure_port(listener.address, credentials)
             else:
                 port = self._server.add_insecure_port(listener.address)

@@ -1,11 +1,10 @@
 """What operators and authors ask of the audit: which decisions there were, and why a name resolves as it does."""
 
 import json
-import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
-from substrate.domain.audit import EventOutcome, Verb
+from substrate.domain.audit import EventOutcome, Verb, is_uuid
 from substrate.domain.errors import InvalidArgument, InvalidPageToken, RoleRequired
 from substrate.domain.explain import Explanation, explain
 from substrate.domain.identity import Role
@@ -100,7 +99,11 @@ class Audit:
                 gate(trace, ref.name)
             acting = snapshot.agent(parse_agent_name(agent)) if agent else trace.agent
             trace.agent_name = acting.name if acting else None
-            resolution = self._source.resolve(snapshot.catalog, subject, ref, call.deadline)
+            if ref.qualifier is None:
+                resolution = snapshot.catalog.resolve_for(ref.name, acting.pins if acting else {})
+            else:
+                drafts = acting is not None and snapshot.catalog.pins_to(ref, acting.pins)
+                resolution = self._source.resolve(snapshot.catalog, subject, ref, call.deadline, drafts=drafts)
             trace.resolution = resolution
             explanation = explain(resolution, snapshot.catalog.mode_of(ref.name), acting, _state(snapshot, subject))
             trace.decision = explanation.decision
@@ -130,7 +133,7 @@ def _weight(event: StoredEvent) -> int:
 def _filter(trace: Trace, asked: AuditQuery) -> Filter:
     if asked.verb and asked.verb not in {verb.value for verb in Verb}:
         raise InvalidArgument("verb", f"Unknown verb; the verbs are {', '.join(verb.value for verb in Verb)}.")
-    if asked.decision_id and not _is_uuid(asked.decision_id):
+    if asked.decision_id and not is_uuid(asked.decision_id):
         raise InvalidArgument("decision_id", "Must be the id of an audit event, a UUID.")
     if len(asked.call_id) > MAX_CALL_ID_LENGTH or "\0" in asked.call_id:
         raise InvalidArgument("call_id", f"Must be at most {MAX_CALL_ID_LENGTH} characters.")
@@ -155,13 +158,6 @@ def _described(asked: AuditQuery) -> str:
     """Return what was asked as text: for the event, and for the page token to be bound to."""
     asked_for = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name)}
     return json.dumps(asked_for, default=lambda value: getattr(value, "value", None) or str(value))
-
-
-def _is_uuid(text: str) -> bool:
-    try:
-        return str(uuid.UUID(text)) == text.lower()
-    except ValueError:
-        return False
 
 
 def _state(snapshot: Snapshot, tenant: TenantId) -> str:

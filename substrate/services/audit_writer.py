@@ -23,6 +23,8 @@ from substrate.store.audit import ChainWriter, Entry, NothingWrittenError, Verdi
 
 REFUSE_AFTER = 1.0
 MAX_BATCH = 256
+MAX_OFFERED = 10_000
+"""Calls waiting to be settled at which further events that nobody waits for are dropped."""
 
 _log = structlog.get_logger("substrate.audit")
 
@@ -30,12 +32,13 @@ _log = structlog.get_logger("substrate.audit")
 class _Ticket:
     """A call waiting to be settled; `done` is a lock that the writer releases."""
 
-    __slots__ = ("abandoned", "call", "done", "entry", "error", "put_at", "required", "verdict")
+    __slots__ = ("abandoned", "call", "done", "entry", "error", "offered", "put_at", "required", "verdict")
 
-    def __init__(self, entry: Entry, call: Call, *, required: bool) -> None:
+    def __init__(self, entry: Entry, call: Call, *, required: bool, offered: bool = False) -> None:
         self.entry = entry
         self.call = call
         self.required = required
+        self.offered = offered
         self.put_at = time.monotonic()
         self.verdict: Verdict | None = None
         self.error: type[AuditUnavailable | StoreUnavailable] | None = None
@@ -108,6 +111,18 @@ class AuditWriter:
             raise AuditUnavailable("The audit writer ended before the decision was recorded.")
         return ticket.verdict
 
+    def offer(self, entry: Entry, call: Call) -> None:
+        """Hand over the event of a call that is answered at once, whatever becomes of it."""
+        if self._queue.qsize() >= MAX_OFFERED:
+            self._lost(1)
+        else:
+            self._queue.put(_Ticket(entry, call, required=False, offered=True))
+
+    def _refuse(self, ticket: _Ticket) -> None:
+        ticket.refuse()
+        if ticket.offered and ticket.entry.event is not None:
+            self._lost(1)
+
     def _run(self) -> None:
         waiting: list[_Ticket] = []
         open_for_more = True
@@ -141,7 +156,7 @@ class AuditWriter:
             _log.exception("audit.batch_faulty", calls=len(batch))
             for ticket in batch:
                 if not ticket.is_finished:
-                    ticket.refuse()
+                    self._refuse(ticket)
             return []
 
     def _settle_or_fail(self, batch: list[_Ticket]) -> list[_Ticket]:
@@ -158,7 +173,7 @@ class AuditWriter:
             elif time.monotonic() - ticket.put_at < REFUSE_AFTER:
                 again.append(ticket)
             else:
-                ticket.refuse()
+                self._refuse(ticket)
         return again
 
     def _write(self, entries: list[Entry]) -> list[Verdict]:
@@ -170,10 +185,10 @@ class AuditWriter:
 
     def _fail(self, batch: list[_Ticket]) -> None:
         """Refuse the calls that need their event; the others still need their revision read."""
-        spared = [ticket for ticket in batch if not ticket.required]
+        spared = [ticket for ticket in batch if not ticket.required and not ticket.offered]
         for ticket in batch:
-            if ticket.required:
-                ticket.refuse()
+            if ticket not in spared:
+                self._refuse(ticket)
         if not spared:
             return
         try:

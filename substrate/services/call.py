@@ -1,12 +1,26 @@
 """One call as the services see it, whatever brought it in."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from substrate.domain.errors import Cancelled, DeadlineExceeded
 from substrate.domain.identity import Bearer
 from substrate.domain.tokens import CatalogToken
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """What lets a change be sent again: the caller's id for it, the digest of what it asks, and its answer's bytes.
+
+    `fingerprint` is the SHA-256 of method and request; `respond` encodes the answer of the use case.
+    """
+
+    request_id: str
+    fingerprint: bytes
+    respond: Callable[[Any], bytes]
 
 
 @dataclass(slots=True)
@@ -15,7 +29,7 @@ class Call:
 
     `started` and `deadline` are in `time.monotonic()` seconds. `cancelled` turns true when the caller goes away. Once
     the call is settled, `decision_id` is the id of its audit event, and `catalog` and `catalog_changed` say which
-    catalog it was answered from.
+    catalog it was answered from. `repeat` is set for a change that came with a request id.
     """
 
     method: str
@@ -28,6 +42,7 @@ class Call:
     decision_id: str = ""
     catalog: CatalogToken | None = None
     catalog_changed: bool = False
+    repeat: Repeat | None = None
     log: dict[str, object] = field(default_factory=dict)
 
     def require_time(self) -> None:

@@ -6,7 +6,11 @@ the call arrived; that load is its strong read, and it then waits for its event 
 
 **Changing calls** are checked on the cached snapshot first. Then one transaction bumps the catalog revision, which
 makes the writers of a tenant take turns, checks again on the state as it is now, changes the rows, and appends the
-event last.
+event last. A change that came with a request id keeps its answer in the same transaction; sent again it passes the
+check, changes nothing, and gets that answer. A rehearsal does everything but commit.
+
+**Inside another tenant** an operator may do what a review needs. The key is then proved on the operator's own tenant by
+a strong read, and everything else is as if the call were that tenant's.
 """
 
 import time
@@ -14,84 +18,83 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
-from substrate.domain.audit import AuditEvent, Verb
+from substrate.domain.audit import AuditEvent, Verb, is_uuid
 from substrate.domain.errors import (
     Cancelled,
-    DeadlineExceeded,
-    InvalidInput,
-    RevisionUnknown,
-    StoreUnavailable,
+    InvalidArgument,
+    QuotaExceeded,
     SubstrateError,
-    Unauthenticated,
 )
-from substrate.domain.identity import authenticate, missing_key
+from substrate.domain.identity import missing_key
 from substrate.domain.names import TenantId
-from substrate.domain.tokens import read_catalog_token
-from substrate.services.audit_writer import AuditWriter
-from substrate.services.call import Call
-from substrate.services.snapshots import Snapshot, Snapshots
+from substrate.services.call import Call, Repeat
+from substrate.services.judging import UNDECIDED, Judging
+from substrate.services.snapshots import Snapshot
+from substrate.services.staleness import Reads
 from substrate.services.trace import Trace
 from substrate.sources.tenant import read_state
-from substrate.store import audit, tenants
+from substrate.store import audit, requests, tenants
 from substrate.store.audit import Entry, Verdict
-from substrate.store.session import Database, Transaction
+from substrate.store.session import Transaction
 
 T = TypeVar("T")
 
-# These say nothing about what the caller may do, so there is no decision to record.
-_UNDECIDED = (StoreUnavailable, DeadlineExceeded, Cancelled)
-_UNRECORDED = (Unauthenticated, InvalidInput)
+
+class AnsweredBefore(Exception):
+    """The same request was answered before: `answer` holds the bytes of that answer."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__("The request was answered before.")
+        self.answer = answer
 
 
-class Clock(Protocol):
-    """Where the time and new event ids come from."""
+class Decisions(Judging):
+    """Runs decisions: those that read and those that change something."""
 
-    def now(self) -> datetime:
-        """Return the time, in UTC."""
+    __slots__ = ()
 
-    def event_id(self) -> str:
-        """Return a new UUIDv7."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """Runs decisions.
-
-    `server` names this process in events. `strict` says that an answer which must have its event waits for it; without
-    it (best effort) every answer may be given when the event cannot be written.
-    """
-
-    snapshots: Snapshots
-    writer: AuditWriter
-    database: Database
-    clock: Clock
-    server: str
-    strict: bool = True
-
-    def settle(self, call: Call, verb: Verb, judge: Callable[[Trace], T], *, required: bool) -> T:
+    def settle(
+        self,
+        call: Call,
+        verb: Verb,
+        judge: Callable[[Trace], T],
+        *,
+        required: bool,
+        inside: TenantId | None = None,
+        reads: Reads | None = None,
+    ) -> T:
         """Let `judge` decide on the caller's snapshot; return its answer, or raise its refusal, once it is settled.
 
         `required` says that an answer must not be given without its event; a refusal never is. `judge` may run twice
-        and must change nothing but its trace.
+        and must change nothing but its trace. `inside` is the tenant that an operator works in; `reads` says how old a
+        state the caller accepts.
         """
-        tenant = call.bearer.tenant
+        tenant = inside or call.bearer.tenant
+        keys = self.own_keys(call, inside)
         snapshot = self.snapshots.current(tenant, call.deadline)
         while True:
             fresh = snapshot.began >= call.started
-            trace, answer, refusal = self._judge(call, verb, snapshot, judge)
-            event = self._event(trace, refusal) if trace is not None else None
+            tolerated = not fresh and reads is not None and reads.tolerate(snapshot, call)
+            trace, answer, refusal = self.judged(call, verb, snapshot, judge, keys)
+            event = self.event_of(trace, refusal) if trace is not None else None
             own = event if event is not None and event.tenant == tenant else None
             needed = self.strict and event is not None and (required or refusal is not None)
-            entry = Entry(tenant, not fresh, snapshot.state.revision, own)
+            checked = not fresh and not tolerated
+            entry = Entry(tenant, checked, snapshot.state.revision, own, snapshot.state.incarnation)
+            if tolerated and not needed:
+                self.writer.offer(entry, call)
+                break
             verdict = self.writer.settle(entry, call, required=needed)
             if verdict is Verdict.CURRENT:
+                if checked:
+                    snapshot.confirm(call.started)
                 break
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
         if event is not None and own is None:
-            self._record(call, event, required=needed)
-        self._note(call, trace, event)
+            self.record(call, event, required=needed)
+        self.note(call, trace, event)
         if refusal is not None:
             raise refusal
         return cast("T", answer)
@@ -104,91 +107,100 @@ class Decisions:
         apply: Callable[[Trace, Transaction, int], T],
         *,
         subject: TenantId | None = None,
+        inside: TenantId | None = None,
+        rehearse: bool = False,
     ) -> T:
         """Let `check` admit the call, then `apply` it in one transaction at the new catalog revision it is given.
 
-        `subject` is the tenant that an operator changes; without it the caller changes its own. `check` runs again when
-        the state has moved since. A refusal by either leaves no row behind and is recorded.
+        `subject` is the tenant that an operator changes, `inside` the one that an operator works in; without them the
+        caller changes its own. `check` runs again when the state has moved since. A refusal by either leaves no row
+        behind and is recorded. With `rehearse` nothing is changed, and the answer says what would be. Raises
+        AnsweredBefore when the same request was answered before.
         """
-        home = call.bearer.tenant
-        snapshot = self._not_refused(call, verb, check)
+
+        def checked(trace: Trace) -> None:
+            if call.repeat is not None and not is_uuid(call.repeat.request_id):
+                raise InvalidArgument("request_id", "Must be a UUID, such as a random one for each new request.")
+            check(trace)
+
+        tenant = inside or call.bearer.tenant
+        keys = self.own_keys(call, inside)
+        snapshot = self.not_refused(call, verb, checked, tenant, keys)
+        writing = _Writing(call, verb, checked, subject, inside, keys, rehearse=rehearse)
         try:
-            answer, trace, event, revision = self._write(call, verb, snapshot, check, apply, subject)
+            answer, trace, event, revision = self._write(writing, snapshot, apply)
         except _Refused as refused:
             self._record_refusal(call, refused)
             raise refused.reason from None
-        self.snapshots.forget(subject or home)
-        self._note(call, trace, event)
+        except _Unchanged as unchanged:
+            return cast("T", self._unchanged(call, unchanged))
+        self.snapshots.forget(subject or tenant)
+        self.note(call, trace, event)
         if subject is None:
             call.catalog = replace(trace.snapshot.token, revision=revision)
         return answer
 
     def authenticate(self, call: Call) -> None:
         """Raise Unauthenticated unless the call's key is valid now; nothing else is decided, so nothing is recorded."""
-        self._not_refused(call, Verb.AUTHENTICATE, lambda _: None)
-
-    def _not_refused(self, call: Call, verb: Verb, check: Callable[[Trace], None]) -> Snapshot:
-        """Return a snapshot on which `check` admits the call; a refusal is recorded, if it stands, and raised.
-
-        It stands when the snapshot it was given on is still current; else the check is repeated on a newer one. So a
-        call that proves nothing costs a look at the revision, not a load.
-        """
-        home = call.bearer.tenant
-        snapshot = self.snapshots.current(home, call.deadline)
-        while True:
-            fresh = snapshot.began >= call.started
-            trace, _, refusal = self._judge(call, verb, snapshot, check)
-            if refusal is None and (verb is not Verb.AUTHENTICATE or fresh):
-                return snapshot
-            event = self._event(trace, refusal) if trace is not None and refusal is not None else None
-            entry = Entry(home, not fresh, snapshot.state.revision, event)
-            verdict = self.writer.settle(entry, call, required=self.strict and event is not None)
-            if verdict is Verdict.CURRENT:
-                break
-            snapshot = self.snapshots.load(home, call.started, call.deadline)
-        if refusal is None:
-            return snapshot
-        self._note(call, trace, event)
-        raise refusal
+        self.not_refused(call, Verb.AUTHENTICATE, lambda _: None, call.bearer.tenant, None)
 
     def _write(
-        self,
-        call: Call,
-        verb: Verb,
-        snapshot: Snapshot,
-        check: Callable[[Trace], None],
-        apply: Callable[[Trace, Transaction, int], T],
-        subject: TenantId | None,
+        self, writing: "_Writing", snapshot: Snapshot, apply: Callable[[Trace, Transaction, int], T]
     ) -> tuple[T, Trace, AuditEvent, int]:
-        home = call.bearer.tenant
-        with self._transaction(home, subject, call.deadline) as connection:
+        call, subject = writing.call, writing.subject
+        tenant = writing.inside or call.bearer.tenant
+        now = self.clock.now()
+        with self._transaction(tenant, subject, call.deadline) as connection:
             revision = 1
             if subject is None:
-                revision = tenants.bump(connection, home)
+                revision = self._bump(writing, snapshot, connection, now)
                 if snapshot.state.revision != revision - 1:
                     # The bump locked out all other writers, so this reads the state as it was before it.
-                    state = replace(read_state(connection, home), revision=revision - 1)
+                    state = replace(read_state(connection, tenant), revision=revision - 1)
                     snapshot = Snapshot(state, self.snapshots.static, time.monotonic())
-            elif tenants.revision(connection, home) != snapshot.state.revision:
-                snapshot = self.snapshots.load(home, call.started, call.deadline)
-            trace = self._admit(call, verb, snapshot, check)
-            try:
-                if subject is not None and verb is not Verb.CREATE_TENANT:
+            elif tenants.revision(connection, tenant) != snapshot.state.revision:
+                snapshot = self.snapshots.load(tenant, call.started, call.deadline)
+            trace = self._admit(writing, snapshot)
+            repeat = None if writing.rehearse else call.repeat
+            with _refusing(trace):
+                if subject is not None and writing.verb is not Verb.CREATE_TENANT:
                     revision = tenants.bump(connection, subject)
+                if repeat is not None:
+                    _claim(connection, tenant, repeat, trace, now)
                 answer = apply(trace, connection, revision)
-            except _UNDECIDED:
-                raise
-            except SubstrateError as error:
-                raise _Refused(trace, error) from None
             if call.cancelled:
                 raise Cancelled("The caller went away before the change was made.")
+            if writing.rehearse:
+                raise _Unchanged(trace, answer)
             trace.details = {**(trace.details or {}), "revision": revision}
             event = trace.event(self.clock.event_id(), self.server, None)
+            if repeat is not None:
+                requests.answer(connection, tenant, repeat.request_id, _encoded(call, repeat, answer, trace, event))
             audit.append(connection, event)
         return answer, trace, event, revision
 
-    def _admit(self, call: Call, verb: Verb, snapshot: Snapshot, check: Callable[[Trace], None]) -> Trace:
-        trace, _, refusal = self._judge(call, verb, snapshot, check)
+    def _bump(self, writing: "_Writing", snapshot: Snapshot, connection: Transaction, now: datetime) -> int:
+        """Advance the revision; a tenant that may not write more at present is refused, which is recorded."""
+        tenant = writing.inside or writing.call.bearer.tenant
+        try:
+            return tenants.bump(connection, tenant, now)
+        except QuotaExceeded as error:
+            raise _Refused(self._admit(writing, snapshot), error) from None
+
+    def _unchanged(self, call: Call, unchanged: "_Unchanged") -> object:
+        """Record a call that changed nothing, since it was made before or is a rehearsal, and answer it."""
+        trace, answer = unchanged.trace, unchanged.answer
+        again = isinstance(answer, AnsweredBefore)
+        trace.details = {**(trace.details or {}), **({"repeats": True} if again else {"validate_only": True})}
+        event = trace.event(self.clock.event_id(), self.server, None)
+        self.record(call, event, required=False)
+        self.note(call, trace, event)
+        if isinstance(answer, AnsweredBefore):
+            raise answer
+        return answer
+
+    def _admit(self, writing: "_Writing", snapshot: Snapshot) -> Trace:
+        trace, _, refusal = self.judged(writing.call, writing.verb, snapshot, writing.check, writing.keys)
         if trace is None or refusal is not None:
             raise _Refused(trace, refusal or missing_key())
         return trace
@@ -202,53 +214,26 @@ class Decisions:
             with self.database.operator(deadline) as connection:
                 yield connection
 
-    def _judge(
-        self, call: Call, verb: Verb, snapshot: Snapshot, judge: Callable[[Trace], T]
-    ) -> tuple[Trace | None, T | None, SubstrateError | None]:
-        try:
-            key = snapshot.state.keys.get(call.bearer.key_id)
-            principal = authenticate(call.bearer, key, self.clock.now())
-        except Unauthenticated as refusal:
-            return None, None, refusal
-        trace = Trace(call, verb, snapshot, principal)
-        try:
-            return trace, judge(trace), None
-        except _UNDECIDED:
-            raise
-        except SubstrateError as refusal:
-            return trace, None, refusal
-
-    def _event(self, trace: Trace, refusal: SubstrateError | None) -> AuditEvent | None:
-        if isinstance(refusal, _UNRECORDED):
-            return None
-        return trace.event(self.clock.event_id(), self.server, refusal)
-
     def _record_refusal(self, call: Call, refused: "_Refused") -> None:
         if refused.trace is None:
             return
-        event = self._event(refused.trace, refused.reason)
+        event = self.event_of(refused.trace, refused.reason)
         if event is not None:
-            self._record(call, event, required=self.strict)
-            self._note(call, refused.trace, event)
+            self.record(call, event, required=self.strict)
+            self.note(call, refused.trace, event)
 
-    def _record(self, call: Call, event: AuditEvent, *, required: bool) -> None:
-        """Put an event that stands whatever the revision into its tenant's chain."""
-        self.writer.settle(Entry(event.tenant, check=False, revision=None, event=event), call, required=required)
 
-    def _note(self, call: Call, trace: Trace | None, event: AuditEvent | None) -> None:
-        """Tell the call what it was answered from, and log its resolutions."""
-        if trace is None:
-            return
-        call.catalog = trace.snapshot.token
-        call.log.update(
-            tenant=trace.principal.tenant,
-            actor=trace.principal.actor,
-            agent=trace.agent_name or "",
-            revision=trace.snapshot.state.revision,
-        )
-        if event is not None:
-            call.decision_id = event.id
-            trace.log(event)
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """A change as it is handed through."""
+
+    call: Call
+    verb: Verb
+    check: Callable[[Trace], None]
+    subject: TenantId | None
+    inside: TenantId | None
+    keys: Snapshot | None
+    rehearse: bool
 
 
 class _Refused(Exception):
@@ -260,16 +245,40 @@ class _Refused(Exception):
         self.reason = reason
 
 
-def follow_token(trace: Trace, token: str) -> None:
-    """Hold the caller's catalog token against the snapshot and note whether the catalog has changed since.
+class _Unchanged(Exception):
+    """Carries an answer out of a changing transaction that must roll back although nothing was refused."""
 
-    Raises InvalidPageToken for a malformed token, RevisionUnknown for one of another database, another tenant, or a
-    revision that this database has not reached.
-    """
-    if not token:
-        return
-    theirs = read_catalog_token(token)
-    ours = trace.snapshot.token
-    if (theirs.incarnation, theirs.tenant) != (ours.incarnation, ours.tenant) or theirs.revision > ours.revision:
-        raise RevisionUnknown("The catalog token is of another database, or of a state this one has not reached.")
-    trace.call.catalog_changed = ours.differs_from(theirs)
+    def __init__(self, trace: Trace, answer: object) -> None:
+        super().__init__("Nothing was changed.")
+        self.trace = trace
+        self.answer = answer
+
+
+@contextmanager
+def _refusing(trace: Trace) -> Iterator[None]:
+    """Turn what a change is refused for into a `_Refused`, which rolls back and is recorded."""
+    try:
+        yield
+    except UNDECIDED:
+        raise
+    except SubstrateError as error:
+        raise _Refused(trace, error) from None
+
+
+def _claim(connection: Transaction, tenant: TenantId, repeat: Repeat, trace: Trace, now: datetime) -> None:
+    """Take the request's id for this transaction, or end it with the answer that the request was given before."""
+    first = requests.claim(connection, tenant, repeat.request_id, repeat.fingerprint, now)
+    if first is not None:
+        raise _Unchanged(trace, AnsweredBefore(first))
+
+
+def _encoded(call: Call, repeat: Repeat, answer: object, trace: Trace, event: AuditEvent) -> bytes:
+    """Return the bytes of `answer` as they will be sent once its transaction has committed."""
+    call.decision_id = event.id
+    call.catalog = replace(trace.snapshot.token, revision=(trace.details or {})["revision"])
+    try:
+        return repeat.respond(answer)
+    finally:
+        # Until then the call has no event, should it fail.
+        call.decision_id = ""
+        call.catalog = None

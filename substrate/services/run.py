@@ -8,15 +8,16 @@ from substrate.domain.eligibility import CallerKind
 from substrate.domain.errors import InvalidArgument
 from substrate.domain.paths import MAX_PATH_LENGTH, MAX_TOUCHED_PATHS
 from substrate.services.access import runtime_agent
-from substrate.services.decisions import follow_token
+from substrate.services.staleness import Reads, follow_token
 from substrate.services.trace import Trace
 
 MAX_RUN_ID_LENGTH = 128
+MAX_STALENESS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What every runtime call says of itself."""
+    """What every runtime call says of itself; `max_staleness` is in seconds."""
 
     agent: str = ""
     run_id: str = ""
@@ -24,9 +25,15 @@ class Run:
     catalog_token: str = ""
     caller_kind: CallerKind = CallerKind.MODEL
     touched_paths: Sequence[str] = ()
+    max_staleness: float = 0.0
+
+    @property
+    def reads(self) -> Reads:
+        """How old a state the call accepts."""
+        return Reads(self.max_staleness, self.catalog_token)
 
 
-RUN_FIELDS = frozenset({"agent", "run_id", "turn", "catalog_token", "caller_kind", "touched_paths"})
+RUN_FIELDS = frozenset({"agent", "run_id", "turn", "catalog_token", "caller_kind", "touched_paths", "max_staleness"})
 
 
 def begin(trace: Trace, run: Run) -> Agent:
@@ -42,6 +49,8 @@ def begin(trace: Trace, run: Run) -> Agent:
             raise InvalidArgument(
                 f"touched_paths[{index}]", f"A path has 1 to {MAX_PATH_LENGTH} characters, none of them NUL."
             )
+    if not 0 <= run.max_staleness <= MAX_STALENESS:
+        raise InvalidArgument("max_staleness", f"Must be from 0 to {MAX_STALENESS} seconds.")
     trace.run_id = run.run_id
     trace.turn = run.turn
     agent = runtime_agent(trace, run.agent)

@@ -11,8 +11,9 @@ from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
 from substrate.domain.audit import DecidingEntry, Verb
 from substrate.domain.catalog import Candidate, LayerKind, Resolution, SkillFile
-from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, unresolved, visible
+from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
+from substrate.domain.identity import Role
 from substrate.domain.names import SkillRef, parse_skill_ref
 from substrate.domain.paths import MAX_PATH_LENGTH
 from substrate.domain.patterns import Pattern, PatternSet, parse_query_pattern
@@ -128,7 +129,7 @@ class Skills:
             trace.left_out = len(note.omitted)
             return Prepared(offers_tool=True, note=note)
 
-        return self._decisions.settle(call, Verb.PREPARE, judge, required=False)
+        return self._decisions.settle(call, Verb.PREPARE, judge, required=False, reads=run.reads)
 
     def list(self, call: Call, run: Run, pattern: str = "", page_size: int = 0, page_token: str = "") -> Page:
         """Return one page of the skills that the agent may invoke now, by name."""
@@ -148,7 +149,7 @@ class Skills:
             trace.left_out = page.left_out
             return page
 
-        return self._decisions.settle(call, Verb.LIST, judge, required=False)
+        return self._decisions.settle(call, Verb.LIST, judge, required=False, reads=run.reads)
 
     def invoke(
         self, call: Call, run: Run, name: str, arguments: str = "", skill_dir: str = "", expected_digest: str = ""
@@ -180,7 +181,7 @@ class Skills:
             )
             return Invoked(skill, body, location)
 
-        return self._decisions.settle(call, Verb.INVOKE, judge, required=True)
+        return self._decisions.settle(call, Verb.INVOKE, judge, required=True, reads=run.reads)
 
     def read_file(self, call: Call, run: Run, name: str, path: str) -> ReadFile:
         """Return one resource file of a skill."""
@@ -193,10 +194,10 @@ class Skills:
             file = next((file for file in winner.files if file.path == path), None)
             if file is None:
                 raise SkillFileNotFound(f"The skill '{ref}' has no such file.", name=ref.name, path=ascii(path)[:256])
-            content = read_file(winner, path)
+            content = self._file(trace, winner, path)
             return ReadFile(file, content, media_type(path), _is_text(content), winner)
 
-        return self._decisions.settle(call, Verb.READ_FILE, judge, required=True)
+        return self._decisions.settle(call, Verb.READ_FILE, judge, required=True, reads=run.reads)
 
     def _admit(self, trace: Trace, run: Run, name: str) -> Admitted:
         """Take one reference through gate, resolution and eligibility; raise the first that refuses."""
@@ -216,7 +217,13 @@ class Skills:
         trace.requested = name
         gate(trace, ref.name)
         tenant = trace.principal.tenant
-        resolution = self._source.resolve(trace.snapshot.catalog, tenant, ref, trace.call.deadline)
+        catalog = trace.snapshot.catalog
+        if ref.qualifier is None:
+            resolution = catalog.resolve_for(ref.name, agent.pins)
+        else:
+            # Drafts are for their authors to try, and for agents that are pinned to them.
+            drafts = trace.principal.role is Role.AUTHOR or catalog.pins_to(ref, agent.pins)
+            resolution = self._source.resolve(catalog, tenant, ref, trace.call.deadline, drafts=drafts)
         trace.resolution = resolution
         winner = resolution.winner
         if winner is None:
@@ -224,10 +231,17 @@ class Skills:
             if isinstance(error, SkillNotFound):
                 _suggest(trace, agent, ref, error)
             raise error
-        barrier = barrier_of_tools(agent, winner) or barrier_of_caller(winner, run.caller_kind, run.touched_paths)
+        barrier = barrier_of_tools(ref.name, tools_of(winner), agent) or barrier_of_caller(
+            winner, run.caller_kind, run.touched_paths
+        )
         if barrier is not None:
             raise barrier
         return Admitted(ref, trace.decision, resolution, winner)
+
+    def _file(self, trace: Trace, winner: Candidate, path: str) -> bytes:
+        if winner.kind is LayerKind.TENANT:
+            return self._source.file(trace.principal.tenant, winner, path, trace.call.deadline)
+        return read_file(winner, path)
 
     def _body(self, trace: Trace, winner: Candidate) -> str:
         if winner.kind is LayerKind.TENANT:

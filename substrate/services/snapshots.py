@@ -31,18 +31,25 @@ T = TypeVar("T")
 
 
 class Snapshot:
-    """One tenant's state over the static state; `began` is when its load began, in `time.monotonic()` seconds."""
+    """One tenant's state over the static state.
 
-    __slots__ = ("_admitted", "_derived", "began", "catalog", "state", "static", "token")
+    `began` is when its load began and `confirmed` when it was last known to be current, in `time.monotonic()` seconds.
+    """
+
+    __slots__ = ("_admitted", "_derived", "began", "catalog", "confirmed", "state", "static", "token")
 
     def __init__(self, state: TenantState, static: StaticState, began: float) -> None:
         self.state = state
         self.static = static
-        self.began = began
-        self.catalog = Catalog(state.layers, static.catalog)
+        self.began = self.confirmed = began
+        self.catalog = Catalog(state.layers, static.catalog, state.versions)
         self.token = CatalogToken(state.incarnation, state.tenant, state.revision or 0, static.digest)
         self._derived: dict[Hashable, object] = {}
         self._admitted: dict[Hashable, object] = {}
+
+    def confirm(self, at: float) -> None:
+        """Note that the state was current at `at`, or later."""
+        self.confirmed = max(self.confirmed, at)
 
     def agent(self, name: AgentName) -> Agent:
         """Return the agent that stands for `name`: the tenant's own, else inline, else a bundle's.
@@ -121,7 +128,9 @@ class Snapshots:
             if known is not None:
                 self._known.move_to_end(tenant)
                 if known.static is not self._static:
+                    confirmed = known.confirmed
                     known = self._known[tenant] = Snapshot(known.state, self._static, known.began)
+                    known.confirm(confirmed)
                 return known
         # Any load will do, one that is under way included: whoever decides on it has its revision checked.
         return self.load(tenant, 0.0, deadline)

@@ -48,12 +48,17 @@ class Trace:
     subject: TenantId | None = None
     resolved: Sequence[tuple[SkillName, DecidingEntry, Resolution]] = field(default_factory=tuple)
 
+    @property
+    def tenant(self) -> TenantId:
+        """The tenant that the call is about: the one an operator named, else the caller's own."""
+        return self.subject or self.principal.tenant
+
     def event(self, event_id: str, server: str, refusal: SubstrateError | None) -> AuditEvent:
         """Return the audit event of this decision."""
         candidates, winner = candidate_fields(self.resolution) if self.resolution else ([], None)
         return AuditEvent(
             id=event_id,
-            tenant=self.subject or self.principal.tenant,
+            tenant=self.tenant,
             time=self.call.arrived,
             call_id=self.call.call_id,
             verb=self.verb,

@@ -5,18 +5,20 @@ digest does not match its content, or whose parts cannot be read, becomes a quar
 name, never a fall-through to the layer below.
 """
 
+import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Resolution, Standing
+from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Resolution, Standing, Versions, pairs_of
 from substrate.domain.errors import InvalidInput, SkillQuarantined
 from substrate.domain.identity import Key
 from substrate.domain.names import AgentName, KeyId, SkillName, SkillRef, TenantId
+from substrate.domain.quotas import Quotas
 from substrate.domain.skillheader import content_sha256, header_from_plain
-from substrate.store import agents, skill_defs, tenants
+from substrate.store import agents, labels, skill_defs, tenants
 from substrate.store.session import Database, Transaction
 from substrate.store.skill_defs import SkillDef, Version
 
@@ -26,7 +28,8 @@ class TenantState:
     """What the database says of one tenant at one revision; `revision` is None when there is no such tenant.
 
     `layers` holds the tombstones above the SkillDefs. An agent whose row cannot be read is None: it is refused rather
-    than replaced by one of a lower layer.
+    than replaced by one of a lower layer. `versions` are those that labels and agents' pins point at; `suspended` is
+    why the tenant is suspended, and None when it is not.
     """
 
     tenant: TenantId
@@ -35,22 +38,47 @@ class TenantState:
     layers: tuple[Layer, ...] = ()
     agents: Mapping[AgentName, Agent | None] = field(default_factory=dict)
     keys: Mapping[KeyId, Key] = field(default_factory=dict)
+    versions: Versions = field(default_factory=Versions)
+    quotas: Quotas = field(default_factory=Quotas)
+    suspended: str | None = None
 
 
 def read_state(connection: Transaction, tenant: TenantId) -> TenantState:
     """Read everything of `tenant` in the caller's transaction, which must be of that tenant."""
-    revision = tenants.revision(connection, tenant)
+    row = tenants.get(connection, tenant)
     incarnation = tenants.incarnation(connection)
-    if revision is None:
+    if row is None:
         return TenantState(tenant, incarnation, None)
+    own = _agents(connection, tenant)
     return TenantState(
         tenant=tenant,
         incarnation=incarnation,
-        revision=revision,
+        revision=row.catalog_revision,
         layers=read_layers(connection, tenant),
-        agents=_agents(connection, tenant),
+        agents=own,
         keys=tenants.keys_of(connection, tenant),
+        versions=read_versions(connection, tenant, own.values()),
+        quotas=row.quotas,
+        suspended=None if row.suspended_at is None else row.suspend_reason,
     )
+
+
+def read_versions(
+    connection: Transaction, tenant: TenantId, own: Iterable[Agent | None], only: SkillName | None = None
+) -> Versions:
+    """Read the tenant's labels, and the versions that they and the pins of its agents point at; of `only` one name."""
+    pointing: dict[SkillName, dict[str, int]] = {}
+    for label in labels.of_tenant(connection, tenant, None if only is None else [only]):
+        pointing.setdefault(label.name, {})[label.label] = label.version
+    wanted = {(name, number) for name, of_name in pointing.items() for number in of_name.values()}
+    pinned = Versions(labels=pointing)
+    for agent in own:
+        for name, pin in (agent.pins if agent else {}).items():
+            number = pinned.number_of(name, pin)
+            if number is not None and only in (None, name):
+                wanted.add((name, number))
+    found = skill_defs.some_versions(connection, tenant, sorted(wanted))
+    return Versions({(row.name, row.version): version_candidate(row) for row in found}, pointing)
 
 
 def read_layers(connection: Transaction, tenant: TenantId, name: SkillName | None = None) -> tuple[Layer, Layer]:
@@ -90,10 +118,11 @@ def version_candidate(version: Version) -> Candidate:
         version=version.version,
         content_sha256=version.content_sha256,
         positional_base=version.positional_base,
+        files=version.files,
     )
     try:
         header = header_from_plain(version.header)
-        sound = content_sha256(header, version.body) == version.content_sha256
+        sound = content_sha256(header, version.body, pairs_of(version.files)) == version.content_sha256
     except InvalidInput as error:
         return replace(candidate, standing=Standing.QUARANTINED, problem=f"Its stored header is invalid: {error}")
     if not sound:
@@ -129,17 +158,31 @@ class TenantSource:
         with self._database.tenant(tenant, deadline, snapshot=True) as connection:
             return read_state(connection, tenant)
 
-    def resolve(self, catalog: Catalog, tenant: TenantId, ref: SkillRef, deadline: float | None) -> Resolution:
-        """Resolve `ref` in the tenant's `catalog`; a version other than the active one is read from the database."""
+    def resolve(
+        self, catalog: Catalog, tenant: TenantId, ref: SkillRef, deadline: float | None, *, drafts: bool = False
+    ) -> Resolution:
+        """Resolve `ref` in the tenant's `catalog`; a version other than the active one is read from the database.
+
+        `drafts` lets it be one that was never promoted.
+        """
         number = ref.qualifier.version if ref.qualifier else None
         if number is None:
             return catalog.resolve(ref)
         own = catalog.skill_def(ref.name)
-        if own is None or own.version in (None, number):
+        if own is None or own.version == number:
             return catalog.resolve(ref)
         with self._database.tenant(tenant, deadline) as connection:
             found = skill_defs.version(connection, tenant, ref.name, number)
-        return catalog.resolve(ref, version_candidate(found) if found else None)
+        return catalog.resolve(ref, version_candidate(found) if found else None, drafts=drafts)
+
+    def file(self, tenant: TenantId, candidate: Candidate, path: str, deadline: float | None) -> bytes:
+        """Return a file of a version; raise SkillQuarantined when what is stored is not what was decided on."""
+        file = next(file for file in candidate.files if file.path == path)
+        with self._database.tenant(tenant, deadline) as connection:
+            content = skill_defs.file(connection, tenant, file.sha256)
+        if content is None or hashlib.sha256(content).hexdigest() != file.sha256:
+            raise SkillQuarantined(f"The stored file '{path}' of '{candidate.name}' is corrupt.", name=candidate.name)
+        return content
 
     def body(self, tenant: TenantId, candidate: Candidate, deadline: float | None) -> str:
         """Return the body of a version; raise SkillQuarantined when the row no longer gives what was decided on."""

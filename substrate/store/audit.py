@@ -100,12 +100,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One call: its tenant, the revision it decided on (`check` False: not asked), and its event, if it has one."""
+    """One call: its tenant, the revision it decided on (`check` False: not asked), and its event, if it has one.
+
+    `incarnation` is that of the database whose state was decided on; empty when it is not asked either.
+    """
 
     tenant: TenantId
     check: bool
     revision: int | None
     event: AuditEvent | None
+    incarnation: str = ""
 
 
 def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:

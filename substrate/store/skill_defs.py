@@ -1,15 +1,17 @@
 """SkillDefs, their versions and the names a tenant has disabled, as rows."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from substrate.domain.catalog import SkillFile
 from substrate.domain.names import SkillName, TenantId
-from substrate.store.tables import disabled_names, skill_def_versions, skill_defs
+from substrate.store.tables import disabled_names, skill_def_versions, skill_defs, skill_files
 
 _ACTIVE = (
     (skill_def_versions.c.tenant_id == skill_defs.c.tenant_id)
@@ -39,7 +41,11 @@ class SkillDef:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One immutable version: `header` is the plain form of its frontmatter."""
+    """One immutable version: `header` is the plain form of its frontmatter.
+
+    `lineage` says what it was forked from: origin, version (None for other layers than the tenant's), content_sha256
+    and allowed_tools. `created_as` is the agent that its author acted as, or empty.
+    """
 
     name: SkillName
     version: int
@@ -51,6 +57,14 @@ class Version:
     created_by: str
     promoted_at: datetime | None = None
     promoted_by: str | None = None
+    files: tuple[SkillFile, ...] = ()
+    lineage: Mapping[str, Any] | None = None
+    created_as: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many bytes it adds to what its tenant stores, its files left out."""
+        return len(self.body.encode()) + len(json.dumps(self.header))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,12 @@ def get(connection: Connection, tenant: TenantId, name: SkillName) -> SkillDef |
     return _skill_def(row) if row else None
 
 
+def count(connection: Connection, tenant: TenantId) -> int:
+    """Return how many SkillDefs the tenant has, retired ones included."""
+    found = connection.execute(select(func.count()).select_from(skill_defs).where(skill_defs.c.tenant_id == tenant))
+    return int(found.scalar_one())
+
+
 def some_of(connection: Connection, tenant: TenantId, names: Sequence[SkillName]) -> list[SkillDef]:
     """Return the tenant's SkillDefs of these names, by name."""
     rows = connection.execute(
@@ -101,8 +121,8 @@ def version(connection: Connection, tenant: TenantId, name: SkillName, number: i
     return _version(row, "") if row else None
 
 
-def create(connection: Connection, tenant: TenantId, skill_def: SkillDef, first: Version) -> None:
-    """Add a SkillDef with its first version."""
+def create(connection: Connection, tenant: TenantId, skill_def: SkillDef) -> None:
+    """Add a SkillDef, whose versions follow."""
     connection.execute(
         insert(skill_defs).values(
             tenant_id=tenant,
@@ -115,31 +135,92 @@ def create(connection: Connection, tenant: TenantId, skill_def: SkillDef, first:
             updated_at=skill_def.updated_at,
         )
     )
+
+
+def add_version(connection: Connection, tenant: TenantId, version: Version, contents: Mapping[str, bytes]) -> int:
+    """Add a version of a SkillDef that is there, with the `contents` of its files by digest.
+
+    Returns how many bytes that adds to what the tenant stores; contents that it has already add none.
+    """
+    stored = 0
+    if contents:
+        rows = [{"tenant_id": tenant, "sha256": sha256, "content": content} for sha256, content in contents.items()]
+        added = connection.execute(
+            upsert(skill_files).values(rows).on_conflict_do_nothing().returning(skill_files.c.sha256)
+        ).scalars()
+        stored = sum(len(contents[sha256]) for sha256 in added)
     connection.execute(
         insert(skill_def_versions).values(
             tenant_id=tenant,
-            name=first.name,
-            version=first.version,
-            header=first.header,
-            body=first.body,
-            positional_base=first.positional_base,
-            content_sha256=first.content_sha256,
-            created_at=first.created_at,
-            created_by=first.created_by,
-            promoted_at=first.promoted_at,
-            promoted_by=first.promoted_by,
-            files=[],
+            name=version.name,
+            version=version.version,
+            header=version.header,
+            body=version.body,
+            positional_base=version.positional_base,
+            content_sha256=version.content_sha256,
+            created_at=version.created_at,
+            created_by=version.created_by,
+            promoted_at=version.promoted_at,
+            promoted_by=version.promoted_by,
+            files=[[file.path, file.size, file.sha256] for file in version.files],
+            lineage=version.lineage,
+            created_as=version.created_as,
         )
     )
+    return stored + version.size
+
+
+def file(connection: Connection, tenant: TenantId, sha256: str) -> bytes | None:
+    """Return the content of one of the tenant's files."""
+    columns = skill_files.c
+    found = connection.execute(
+        select(columns.content).where((columns.tenant_id == tenant) & (columns.sha256 == sha256))
+    ).scalar()
+    return None if found is None else bytes(found)
+
+
+def some_versions(connection: Connection, tenant: TenantId, wanted: Sequence[tuple[SkillName, int]]) -> list[Version]:
+    """Return those of the tenant's versions that `wanted` names."""
+    if not wanted:
+        return []
+    columns = skill_def_versions.c
+    rows = connection.execute(
+        select(skill_def_versions).where(
+            (columns.tenant_id == tenant) & tuple_(columns.name, columns.version).in_(wanted)
+        )
+    )
+    return [_version(row, "") for row in rows]
+
+
+def page_versions(
+    connection: Connection, tenant: TenantId, name: SkillName, before: int | None, limit: int
+) -> list[Version]:
+    """Return up to `limit` versions of a SkillDef, the newest first; only those older than `before` if it is given."""
+    columns = skill_def_versions.c
+    statement = select(skill_def_versions).where((columns.tenant_id == tenant) & (columns.name == name))
+    if before is not None:
+        statement = statement.where(columns.version < before)
+    return [_version(row, "") for row in connection.execute(statement.order_by(columns.version.desc()).limit(limit))]
+
+
+def versions_of_digest(
+    connection: Connection, tenant: TenantId, name: SkillName, content_sha256: str, limit: int
+) -> list[int]:
+    """Return the numbers of up to `limit` versions with this digest, the newest first."""
+    columns = skill_def_versions.c
+    this = (columns.tenant_id == tenant) & (columns.name == name) & (columns.content_sha256 == content_sha256)
+    found = connection.execute(select(columns.version).where(this).order_by(columns.version.desc()).limit(limit))
+    return list(found.scalars())
 
 
 def save(connection: Connection, tenant: TenantId, skill_def: SkillDef) -> None:
-    """Write what may change of a SkillDef: its active version, its retirement and when that was."""
+    """Write what may change of a SkillDef: its active and latest version, its retirement and when that was."""
     connection.execute(
         update(skill_defs)
         .where((skill_defs.c.tenant_id == tenant) & (skill_defs.c.name == skill_def.name))
         .values(
             active_version=skill_def.active_version,
+            latest_version=skill_def.latest_version,
             retired_at=skill_def.retired_at,
             revision=skill_def.revision,
             updated_at=skill_def.updated_at,
@@ -154,6 +235,16 @@ def mark_promoted(
     connection.execute(
         update(skill_def_versions).where(_is_version(tenant, name, number)).values(promoted_at=now, promoted_by=by)
     )
+
+
+def etags(connection: Connection, tenant: TenantId, names: Sequence[SkillName]) -> dict[SkillName, str]:
+    """Return the etag of each of `names`: the catalog revision of the last change of what the tenant says of it."""
+    found = dict.fromkeys(names, 0)
+    for table in (disabled_names, skill_defs):
+        this = (table.c.tenant_id == tenant) & table.c.name.in_(names)
+        for name, revision in connection.execute(select(table.c.name, table.c.revision).where(this)):
+            found[name] = max(found[name], revision)
+    return {name: f"r{revision}" for name, revision in found.items()}
 
 
 def disabled(connection: Connection, tenant: TenantId) -> Sequence[DisabledName]:
@@ -217,4 +308,7 @@ def _version(row: Row[Any], prefix: str) -> Version:
         created_by=field[f"{prefix}created_by"],
         promoted_at=field[f"{prefix}promoted_at"],
         promoted_by=field[f"{prefix}promoted_by"],
+        files=tuple(SkillFile(path, size, sha256) for path, size, sha256 in field[f"{prefix}files"]),
+        lineage=field[f"{prefix}lineage"],
+        created_as=field[f"{prefix}created_as"],
     )

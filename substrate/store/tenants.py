@@ -1,27 +1,45 @@
-"""Tenants, their catalog revisions and their keys."""
+"""Tenants, their catalog revisions, quotas and keys."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Row, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, case, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from substrate.domain.audit import GENESIS_HASH
 from substrate.domain.errors import KeyNotFound, TenantExists, TenantNotFound
 from substrate.domain.identity import Key, Role
 from substrate.domain.names import AgentName, KeyId, TenantId
-from substrate.store.tables import chain_heads, deployment, keys, tenants
+from substrate.domain.quotas import Quotas, quotas_from_plain, quotas_to_plain, require
+from substrate.store.tables import agents, audit_events, chain_heads, deployment, keys, skill_defs, tenants
+
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant as operators see it."""
+    """A tenant as operators see it.
+
+    `suspended_at` is None unless it is suspended. `stored_bytes` counts the bodies, headers and files of all versions.
+    `writes_counted` is the number of changes in the minute that begins at `writes_minute`.
+    """
 
     tenant: TenantId
     display_name: str
     catalog_revision: int
     created_at: datetime
+    suspended_at: datetime | None = None
+    suspend_reason: str = ""
+    quotas: Quotas = field(default_factory=Quotas)
+    stored_bytes: int = 0
+    writes_minute: datetime | None = None
+    writes_counted: int = 0
+
+    def writes_at(self, now: datetime) -> int:
+        """Return how many changes are counted in the minute of `now`."""
+        return self.writes_counted if self.writes_minute is not None and now < self.writes_minute + _MINUTE else 0
 
 
 def incarnation(connection: Connection) -> str:
@@ -37,21 +55,88 @@ def revision(connection: Connection, tenant: TenantId) -> int | None:
     return found
 
 
-def bump(connection: Connection, tenant: TenantId) -> int:
+def get(connection: Connection, tenant: TenantId) -> Tenant | None:
+    """Return the tenant, or None when there is no such tenant."""
+    row = connection.execute(select(tenants).where(tenants.c.tenant_id == tenant)).first()
+    return None if row is None else _tenant(row)
+
+
+def bump(connection: Connection, tenant: TenantId, now: datetime | None = None) -> int:
     """Advance the tenant's catalog revision and return the new one; every write transaction begins with this.
 
-    The row stays locked until the transaction ends, so writes of one tenant happen one after the other. Raises
-    TenantNotFound.
+    The row stays locked until the transaction ends, so writes of one tenant happen one after the other. With `now` the
+    write is the tenant's own and counts against its quota; the count is part of the transaction, so a write that is
+    rolled back was none. Raises TenantNotFound, and QuotaExceeded for `writes_per_minute`.
     """
-    found: int | None = connection.execute(
+    values = {"catalog_revision": tenants.c.catalog_revision + 1}
+    if now is not None:
+        minute = now.replace(second=0, microsecond=0)
+        # A process whose clock is a little behind counts in the minute that another has begun. A row that is further
+        # ahead was written by a wrong clock.
+        same = tenants.c.writes_minute.between(literal(minute), literal(minute + _MINUTE))
+        values["writes_counted"] = case((same, tenants.c.writes_counted + 1), else_=1)
+        values["writes_minute"] = case((same, tenants.c.writes_minute), else_=minute)
+    row = connection.execute(
         update(tenants)
         .where(tenants.c.tenant_id == tenant)
-        .values(catalog_revision=tenants.c.catalog_revision + 1)
-        .returning(tenants.c.catalog_revision)
-    ).scalar()
-    if found is None:
+        .values(values)
+        .returning(tenants.c.catalog_revision, tenants.c.quotas, tenants.c.writes_minute, tenants.c.writes_counted)
+    ).first()
+    if row is None:
         raise no_tenant(tenant)
-    return found
+    if now is not None:
+        limit = quotas_from_plain(row.quotas).writes_per_minute
+        wait = math.ceil((row.writes_minute + _MINUTE - now).total_seconds())
+        require("writes_per_minute", limit, row.writes_counted, retry_after=wait if limit else None)
+    return int(row.catalog_revision)
+
+
+def add_bytes(connection: Connection, tenant: TenantId, more: int) -> int:
+    """Count `more` stored bytes for the tenant and return how many it has then; raise TenantNotFound."""
+    total: int | None = connection.execute(
+        update(tenants)
+        .where(tenants.c.tenant_id == tenant)
+        .values(stored_bytes=tenants.c.stored_bytes + more)
+        .returning(tenants.c.stored_bytes)
+    ).scalar()
+    if total is None:
+        raise no_tenant(tenant)
+    return total
+
+
+def held(connection: Connection, tenant: TenantId) -> tuple[int, int]:
+    """Return how many SkillDefs, retired ones included, and how many agents the tenant has.
+
+    The transaction must be of that tenant: operators may not look into either table.
+    """
+    skills = select(func.count()).select_from(skill_defs).where(skill_defs.c.tenant_id == tenant).scalar_subquery()
+    own = select(func.count()).select_from(agents).where(agents.c.tenant_id == tenant).scalar_subquery()
+    row = connection.execute(select(skills.label("skills"), own.label("agents"))).one()
+    return row.skills, row.agents
+
+
+def suspend(connection: Connection, tenant: TenantId, reason: str, now: datetime) -> Tenant:
+    """Suspend the tenant as of `now`, or as of when it was, with this `reason`; raise TenantNotFound."""
+    return _change(connection, tenant, suspended_at=func.coalesce(tenants.c.suspended_at, now), suspend_reason=reason)
+
+
+def resume(connection: Connection, tenant: TenantId) -> Tenant:
+    """End the tenant's suspension, if there is one; raise TenantNotFound."""
+    return _change(connection, tenant, suspended_at=None, suspend_reason="")
+
+
+def set_quotas(connection: Connection, tenant: TenantId, quotas: Quotas) -> Tenant:
+    """Let `quotas` hold for the tenant from now on; raise TenantNotFound."""
+    return _change(connection, tenant, quotas=quotas_to_plain(quotas))
+
+
+def _change(connection: Connection, tenant: TenantId, **values: object) -> Tenant:
+    row = connection.execute(
+        update(tenants).where(tenants.c.tenant_id == tenant).values(**values).returning(tenants)
+    ).first()
+    if row is None:
+        raise no_tenant(tenant)
+    return _tenant(row)
 
 
 def no_tenant(tenant: TenantId) -> TenantNotFound:
@@ -79,7 +164,7 @@ def page(connection: Connection, after: str, limit: int) -> list[Tenant]:
     rows = connection.execute(
         select(tenants).where(tenants.c.tenant_id > after).order_by(tenants.c.tenant_id).limit(limit)
     )
-    return [Tenant(row.tenant_id, row.display_name, row.catalog_revision, row.created_at) for row in rows]
+    return [_tenant(row) for row in rows]
 
 
 def add_key(connection: Connection, key: Key, created_by: str) -> None:
@@ -110,6 +195,27 @@ def revoke_key(connection: Connection, tenant: TenantId, key_id: KeyId, now: dat
     return _key(row)
 
 
+def expire_key(connection: Connection, tenant: TenantId, key_id: KeyId, at: datetime, now: datetime) -> Key:
+    """Let a key expire at `at`, unless it does so sooner, and return it.
+
+    Raises KeyNotFound, also for one that is not live at `now`.
+    """
+    row = connection.execute(
+        update(keys)
+        .where(
+            (keys.c.tenant_id == tenant)
+            & (keys.c.key_id == key_id)
+            & keys.c.revoked_at.is_(None)
+            & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
+        )
+        .values(expires_at=func.least(keys.c.expires_at, at))
+        .returning(keys)
+    ).first()
+    if row is None:
+        raise KeyNotFound(f"The tenant '{tenant}' has no live key '{key_id}'.", tenant=tenant, key_id=key_id)
+    return _key(row)
+
+
 def keys_of(connection: Connection, tenant: TenantId) -> Mapping[KeyId, Key]:
     """Return all keys of the tenant, revoked ones too, by id."""
     rows = connection.execute(select(keys).where(keys.c.tenant_id == tenant).order_by(keys.c.key_id))
@@ -117,14 +223,29 @@ def keys_of(connection: Connection, tenant: TenantId) -> Mapping[KeyId, Key]:
 
 
 def page_keys(connection: Connection, tenant: TenantId, after: str, limit: int) -> Sequence[Key]:
-    """Return up to `limit` keys of the tenant, the newest first; those older than the key `after`, if it is given."""
+    """Return up to `limit` keys of the tenant, the newest first; those older than the key `after`, if it is given.
+
+    When each was last used is read from the audit events that are kept.
+    """
     age = tuple_(keys.c.created_at, keys.c.key_id)
-    statement = select(keys).where(keys.c.tenant_id == tenant).order_by(keys.c.created_at.desc(), keys.c.key_id.desc())
+    actor = func.concat(keys.c.role, ":", keys.c.tenant_id, ".", keys.c.key_id)
+    last_use = (
+        select(audit_events.c.occurred_at)
+        .where((audit_events.c.tenant_id == keys.c.tenant_id) & (audit_events.c.actor == actor))
+        .order_by(audit_events.c.sequence.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    statement = (
+        select(keys, last_use.label("last_used_at"))
+        .where(keys.c.tenant_id == tenant)
+        .order_by(keys.c.created_at.desc(), keys.c.key_id.desc())
+    )
     if after:
         last = keys.alias()
         statement = statement.join(last, (last.c.tenant_id == tenant) & (last.c.key_id == after))
         statement = statement.where(age < tuple_(last.c.created_at, last.c.key_id))
-    return [_key(row) for row in connection.execute(statement.limit(limit))]
+    return [replace(_key(row), last_used_at=row.last_used_at) for row in connection.execute(statement.limit(limit))]
 
 
 def _key(row: Row[tuple[object, ...]]) -> Key:
@@ -139,4 +260,19 @@ def _key(row: Row[tuple[object, ...]]) -> Key:
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
         principal=row.principal,
+    )
+
+
+def _tenant(row: Row[tuple[object, ...]]) -> Tenant:
+    return Tenant(
+        tenant=TenantId(row.tenant_id),
+        display_name=row.display_name,
+        catalog_revision=row.catalog_revision,
+        created_at=row.created_at,
+        suspended_at=row.suspended_at,
+        suspend_reason=row.suspend_reason,
+        quotas=quotas_from_plain(row.quotas),
+        stored_bytes=row.stored_bytes,
+        writes_minute=row.writes_minute,
+        writes_counted=row.writes_counted,
     )

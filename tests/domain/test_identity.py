@@ -1,4 +1,5 @@
 import hashlib
+import hmac
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -6,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from substrate.domain import identity
 from substrate.domain.errors import Unauthenticated
 from substrate.domain.identity import (
     Bearer,
@@ -17,6 +19,7 @@ from substrate.domain.identity import (
     missing_key,
     parse_bearer,
     secret_sha256,
+    suspended,
 )
 from substrate.domain.names import KeyId, parse_agent_name, parse_tenant_id
 
@@ -117,7 +120,7 @@ def test_only_the_hash_of_the_secret_is_kept() -> None:
 def test_a_live_key_proves_its_principal(role: Role, agent: str | None) -> None:
     bound = None if agent is None else parse_agent_name(agent)
     principal = authenticate(BEARER, replace(KEY, role=role, agent=bound), NOW)
-    assert principal == Principal(TENANT, KEY_ID, role, bound)
+    assert principal == Principal(TENANT, KEY_ID, role, bound, name="k1")
     assert principal.actor == f"{role.value}:acme.k1"
 
 
@@ -127,6 +130,27 @@ def test_a_live_key_proves_its_principal(role: Role, agent: str | None) -> None:
 def test_a_wrong_secret_proves_nothing(secret: str) -> None:
     with pytest.raises(Unauthenticated):
         authenticate(replace(BEARER, secret=secret), KEY, NOW)
+
+
+def test_who_uses_a_key_is_its_principal_or_its_id() -> None:
+    assert authenticate(BEARER, KEY, NOW).name == "k1"
+    assert authenticate(BEARER, replace(KEY, principal="ada"), NOW).name == "ada"
+
+
+def test_digests_of_one_length_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    class Spy:
+        @staticmethod
+        def compare_digest(one: bytes, other: bytes) -> bool:
+            compared.append((one, other))
+            return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr(identity, "hmac", Spy)
+    secrets = (SECRET, "x", "x" * 200)
+    assert [KEY.admits(secret, NOW) for secret in secrets] == [True, False, False]
+    assert compared == [(secret_sha256(secret), KEY.secret_sha256) for secret in secrets]
+    assert {len(side) for pair in compared for side in pair} == {32}
 
 
 @pytest.mark.parametrize("place", [0, 15, 31])
@@ -186,3 +210,12 @@ def test_every_refusal_reads_the_same() -> None:
             authenticate(bearer, key, NOW)
         messages.add(raised.value.message)
     assert messages == {missing_key().message}
+
+
+def test_a_suspended_tenant_is_told_so_and_why() -> None:
+    bare = suspended(TENANT, "")
+    assert (bare.reason, bare.metadata) == ("TENANT_SUSPENDED", {"tenant": "acme"})
+    assert bare.message == "The tenant 'acme' is suspended. Ask an operator."
+    told = suspended(TENANT, "unpaid")
+    assert told.metadata == {"tenant": "acme", "suspend_reason": "unpaid"}
+    assert told.message == "The tenant 'acme' is suspended: unpaid. Ask an operator."

@@ -80,6 +80,7 @@ def test_an_issued_key_is_described_without_its_secret(operator: Client) -> None
     key = made.key
     assert (key.tenant, key.role, key.agent, key.label) == (tenant, ROLES.ROLE_RUNTIME, "doc-manager", "CI ✓")
     assert key.expire_time.ToDatetime(UTC) == expiry
+    assert key.principal == key.key_id
     assert not key.HasField("revoke_time")
     assert made.secret.startswith(f"sub_{tenant}.{key.key_id}_")
     # 256 bits take 43 characters of base64.

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from substrate.domain.identity import Role
 from substrate.domain.names import TenantId
 from substrate.rpc.client import CallFailed
-from substrate.services.tenants import new_key
+from substrate.services.keys import new_key
 from substrate.store import tenants
 from tests.rpc.wire import METHODS, Failure, bearer, send, typed
 from tests.servers import RunningServer, TestTenant

@@ -16,6 +16,15 @@ from tests.store.owner import rows, value
 
 ROLES = tenants_pb2.Role
 LIST = {"agent": "doc-manager"}
+NAMING_A_TENANT: list[tuple[str, dict[str, Any]]] = [
+    ("SetTenantSuspended", {"suspended": True}),
+    ("GetQuotas", {}),
+    ("SetQuotas", {"quotas": {"skills": 1}}),
+    ("IssueKey", {"role": "ROLE_RUNTIME"}),
+    ("RevokeKey", {"key_id": "a"}),
+    ("RotateKey", {"key_id": "a"}),
+    ("ListKeys", {}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +69,7 @@ def test_a_tenants_id_is_a_short_slug(cluster: Cluster, operator: Client, tenant
     before = value(cluster, "SELECT count(*) FROM tenants")
     for method, fields in (
         ("CreateTenant", {}),
-        ("IssueKey", {"role": "ROLE_RUNTIME"}),
-        ("RevokeKey", {"key_id": "a"}),
-        ("ListKeys", {}),
+        *NAMING_A_TENANT,
     ):
         failed = refused(operator, f"TenantService.{method}", tenant=tenant, **fields)
         assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_NAME")
@@ -86,9 +93,7 @@ def test_only_operators_manage_tenants_and_keys(cluster: Cluster, tenant: TestTe
         for method, fields in (
             ("CreateTenant", {"tenant": "brand-new"}),
             ("ListTenants", {}),
-            ("IssueKey", {"tenant": tenant.name, "role": "ROLE_AUTHOR"}),
-            ("RevokeKey", {"tenant": tenant.name, "key_id": "a"}),
-            ("ListKeys", {"tenant": tenant.name}),
+            *((method, {"tenant": tenant.name} | fields) for method, fields in NAMING_A_TENANT),
         ):
             failed = refused(client, f"TenantService.{method}", **fields)
             assert (failed.code, failed.reason) == ("PERMISSION_DENIED", "ROLE_REQUIRED")
@@ -112,7 +117,7 @@ def test_an_operators_key_is_for_operating_alone(operator: Client) -> None:
 
 
 def test_what_names_nobody_is_not_found_and_recorded_by_the_platform(cluster: Cluster, operator: Client) -> None:
-    for method, fields in (("IssueKey", {"role": "ROLE_RUNTIME"}), ("RevokeKey", {"key_id": "a"}), ("ListKeys", {})):
+    for method, fields in NAMING_A_TENANT:
         failed = refused(operator, f"TenantService.{method}", tenant="nobody-here", **fields)
         assert (failed.code, failed.reason, failed.metadata["tenant"]) == (
             "NOT_FOUND",
@@ -127,6 +132,11 @@ def test_every_call_about_a_tenant_is_in_that_tenants_log(cluster: Cluster, oper
     tenant = _new_tenant(operator).tenant.tenant
     key = _issue(operator, tenant, label="one").key
     operator.call("TenantService.ListKeys", tenant=tenant)
+    operator.call("TenantService.GetQuotas", tenant=tenant)
+    operator.call("TenantService.SetQuotas", tenant=tenant)
+    operator.call("TenantService.SetTenantSuspended", tenant=tenant, suspended=True)
+    operator.call("TenantService.SetTenantSuspended", tenant=tenant)
+    operator.call("TenantService.RotateKey", tenant=tenant, key_id=key.key_id)
     operator.call("TenantService.RevokeKey", tenant=tenant, key_id=key.key_id)
     failed = refused(operator, "TenantService.RevokeKey", tenant=tenant, key_id="unknown")
     assert (failed.code, failed.reason) == ("NOT_FOUND", "KEY_NOT_FOUND")
@@ -136,10 +146,15 @@ def test_every_call_about_a_tenant_is_in_that_tenants_log(cluster: Cluster, oper
         ("create_tenant", ""),
         ("issue_key", ""),
         ("list_keys", ""),
+        ("get_quotas", ""),
+        ("set_quotas", ""),
+        ("suspend_tenant", ""),
+        ("resume_tenant", ""),
+        ("rotate_key", ""),
         ("revoke_key", ""),
         ("revoke_key", "KEY_NOT_FOUND"),
     ]
-    assert recorded[1]["details"]["key_id"] == recorded[3]["details"]["key_id"] == key.key_id
+    assert recorded[1]["details"]["key_id"] == recorded[-2]["details"]["key_id"] == key.key_id
     assert recorded[-1]["id"] == failed.decision_id
     assert faults(cluster, tenant) == []
     platform = [event["id"] for event in events(cluster, PLATFORM_TENANT)]

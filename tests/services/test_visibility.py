@@ -16,7 +16,7 @@ from substrate.domain.catalog import (
     Standing,
     StaticCatalog,
 )
-from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, unresolved, visible
+from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import SkillNotPermitted, SubstrateError
 from substrate.domain.explain import explain
 from substrate.domain.names import SkillName, SkillRef, parse_skill_name
@@ -96,7 +96,7 @@ def refusal(
     resolution = catalog.resolve(SkillRef(name))
     if resolution.winner is None:
         return unresolved(resolution)
-    return barrier_of_tools(agent, resolution.winner) or barrier_of_caller(resolution.winner, kind, paths)
+    return barrier_of_tools(resolution.ref.name, tools_of(resolution.winner), agent) or barrier_of_caller(resolution.winner, kind, paths)
 
 
 @settings(max_examples=250, deadline=None)

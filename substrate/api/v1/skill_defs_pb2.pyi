@@ -1450,7 +1450,9 @@ class ImportSkillsRequest(_message.Message):
     skills and 64 MiB unpacked.
     """
     promote: _builtins.bool
-    """Whether to put the imported versions in effect at once; false when absent."""
+    """Whether to put SkillDefs in effect that were not there before; false when absent. A new version of one that was
+    there is never put in effect by an import: promote it.
+    """
     validate_only: _builtins.bool
     """Whether only to say what the change would do, and change nothing; false when absent."""
     request_id: _builtins.str

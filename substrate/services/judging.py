@@ -1,0 +1,143 @@
+"""What reading and changing calls share: the key is proved, the call judged on a snapshot, the decision recorded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from substrate.domain.audit import AuditEvent, Verb
+from substrate.domain.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    StoreUnavailable,
+    SubstrateError,
+    TenantSuspended,
+    Unauthenticated,
+)
+from substrate.domain.identity import authenticate
+from substrate.domain.names import TenantId
+from substrate.services.audit_writer import AuditWriter
+from substrate.services.call import Call
+from substrate.services.snapshots import Snapshot, Snapshots
+from substrate.services.trace import Trace
+from substrate.store.audit import Entry, Verdict
+from substrate.store.session import Database
+
+T = TypeVar("T")
+
+UNDECIDED = (StoreUnavailable, DeadlineExceeded, Cancelled)
+"""These say nothing about what the caller may do, so there is no decision to record."""
+
+_UNRECORDED = (Unauthenticated, InvalidInput)
+
+
+class Clock(Protocol):
+    """Where the time and new event ids come from."""
+
+    def now(self) -> datetime:
+        """Return the time, in UTC."""
+
+    def event_id(self) -> str:
+        """Return a new UUIDv7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The parts of a process that decide and record.
+
+    `server` names this process in events. `strict` says that an answer which must have its event waits for it; without
+    it (best effort) every answer may be given when the event cannot be written.
+    """
+
+    snapshots: Snapshots
+    writer: AuditWriter
+    database: Database
+    clock: Clock
+    server: str
+    strict: bool = True
+
+    def own_keys(self, call: Call, inside: TenantId | None) -> Snapshot | None:
+        """Return a strong read of the caller's own tenant, for who works inside another."""
+        return None if inside is None else self.snapshots.load(call.bearer.tenant, call.started, call.deadline)
+
+    def not_refused(
+        self, call: Call, verb: Verb, check: Callable[[Trace], None], tenant: TenantId, keys: Snapshot | None
+    ) -> Snapshot:
+        """Return a snapshot on which `check` admits the call; a refusal is recorded, if it stands, and raised.
+
+        It stands when the snapshot it was given on is still current; else the check is repeated on a newer one. So a
+        call that proves nothing costs a look at the revision, not a load.
+        """
+        snapshot = self.snapshots.current(tenant, call.deadline)
+        while True:
+            fresh = snapshot.began >= call.started
+            trace, _, refusal = self.judged(call, verb, snapshot, check, keys)
+            if refusal is None and (verb is not Verb.AUTHENTICATE or fresh):
+                return snapshot
+            event = self.event_of(trace, refusal) if trace is not None and refusal is not None else None
+            own = event if event is not None and event.tenant == tenant else None
+            state = snapshot.state
+            entry = Entry(tenant, not fresh, state.revision, own, state.incarnation)
+            verdict = self.writer.settle(entry, call, required=self.strict and event is not None)
+            if verdict is Verdict.CURRENT:
+                break
+            snapshot = self.snapshots.load(tenant, call.started, call.deadline)
+        if refusal is None:
+            return snapshot
+        if event is not None and own is None:
+            self.record(call, event, required=self.strict)
+        self.note(call, trace, event)
+        raise refusal
+
+    def judged(
+        self, call: Call, verb: Verb, snapshot: Snapshot, judge: Callable[[Trace], T], keys: Snapshot | None
+    ) -> tuple[Trace | None, T | None, SubstrateError | None]:
+        """Prove the key on `keys`, or on the snapshot itself, and let `judge` decide on the snapshot."""
+        own = (keys or snapshot).state
+        try:
+            principal = authenticate(call.bearer, own.keys.get(call.bearer.key_id), self.clock.now())
+        except Unauthenticated as refusal:
+            return None, None, refusal
+        trace = Trace(call, verb, snapshot, principal)
+        if keys is not None and snapshot.state.revision is not None:
+            trace.subject = snapshot.state.tenant
+        if own.suspended is not None:
+            return trace, None, _suspended(own.tenant, own.suspended)
+        try:
+            return trace, judge(trace), None
+        except UNDECIDED:
+            raise
+        except SubstrateError as refusal:
+            return trace, None, refusal
+
+    def event_of(self, trace: Trace, refusal: SubstrateError | None) -> AuditEvent | None:
+        """Return the audit event of a decision; malformed input is none."""
+        if isinstance(refusal, _UNRECORDED):
+            return None
+        return trace.event(self.clock.event_id(), self.server, refusal)
+
+    def record(self, call: Call, event: AuditEvent, *, required: bool) -> None:
+        """Put an event that stands whatever the revision into its tenant's chain."""
+        self.writer.settle(Entry(event.tenant, check=False, revision=None, event=event), call, required=required)
+
+    def note(self, call: Call, trace: Trace | None, event: AuditEvent | None) -> None:
+        """Tell the call what it was answered from, and log its resolutions."""
+        if trace is None:
+            return
+        call.catalog = trace.snapshot.token
+        call.log.update(
+            tenant=trace.principal.tenant,
+            actor=trace.principal.actor,
+            agent=trace.agent_name or "",
+            revision=trace.snapshot.state.revision,
+        )
+        if event is not None:
+            call.decision_id = event.id
+            trace.log(event)
+
+
+def _suspended(tenant: TenantId, reason: str) -> TenantSuspended:
+    given = {"suspend_reason": reason} if reason else {}
+    message = f"The tenant '{tenant}' is suspended{': ' + reason if reason else ''}; ask an operator."
+    return TenantSuspended(message, tenant=tenant, **given)

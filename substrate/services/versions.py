@@ -1,0 +1,143 @@
+"""How versions are made and stored: what create, fork and import have in common."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from substrate.domain.archives import files_problems
+from substrate.domain.catalog import Candidate, SkillFile, pairs_of
+from substrate.domain.errors import InvalidSkill
+from substrate.domain.names import SkillName
+from substrate.domain.quotas import require
+from substrate.domain.skillheader import content_sha256, header_to_plain
+from substrate.domain.skillmd import Skill, to_skill_md
+from substrate.services.authoring import author_of, parse_source
+from substrate.services.contents import Content
+from substrate.services.trace import Trace
+from substrate.store import skill_defs, tenants
+from substrate.store.session import Transaction
+from substrate.store.skill_defs import SkillDef, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A version as a caller proposes it.
+
+    For a fork, an empty `source` and a None are taken from what is forked.
+    """
+
+    source: str = ""
+    files: Mapping[str, bytes] | None = None
+    positional_base: int | None = None
+    promote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A version that is ready to be stored: its parsed text, its files by path, and what it was forked from."""
+
+    skill: Skill
+    files: Mapping[str, bytes]
+    positional_base: int
+    promote: bool
+    lineage: Mapping[str, Any] | None = None
+
+
+def check_files(files: Mapping[str, bytes] | None) -> None:
+    """Raise InvalidSkill with everything that is wrong with a version's files."""
+    problems = files_problems((path, len(content)) for path, content in (files or {}).items())
+    if problems:
+        raise InvalidSkill(*problems)
+
+
+def as_written(name: SkillName, parent: Content) -> Skill:
+    """Return what is forked as its author would write it; raise InvalidSkill when it breaks the strict rules."""
+    header = replace(parent.header, name=name.rpartition("/")[2])
+    return parse_source(to_skill_md(header, parent.body), name)
+
+
+def lineage_of(candidate: Candidate) -> dict[str, Any]:
+    """Return what a fork records of the content that it was forked from."""
+    tools = candidate.header.allowed_tools if candidate.header else None
+    return {
+        "origin": candidate.origin,
+        "version": candidate.version,
+        "content_sha256": candidate.content_sha256,
+        "allowed_tools": None if tools is None else list(tools),
+    }
+
+
+def store_version(
+    trace: Trace,
+    connection: Transaction,
+    name: SkillName,
+    row: SkillDef | None,
+    made: Made,
+    revision: int,
+    now: datetime,
+    *,
+    revives: bool = False,
+) -> tuple[SkillDef, Version]:
+    """Store `made` as the next version of the SkillDef `row`, or as the first of a new one, within the quotas.
+
+    `revives` takes up a retired SkillDef again, without its old versions coming back into effect. Raises QuotaExceeded.
+    """
+    author = author_of(trace)
+    number = 1 if row is None else row.latest_version + 1
+    version = _version(name, number, made, now, author, trace.agent.name if trace.agent else "")
+    if row is None:
+        after = SkillDef(name, number if made.promote else None, number, None, revision, now, author, now)
+    else:
+        active = None if revives else row.active_version
+        after = replace(
+            row,
+            active_version=number if made.promote else active,
+            latest_version=number,
+            retired_at=None if revives else row.retired_at,
+            revision=revision,
+            updated_at=now,
+        )
+    quotas = trace.snapshot.state.quotas
+    if row is None:
+        require("skills", quotas.skills, skill_defs.count(connection, trace.tenant) + 1)
+        skill_defs.create(connection, trace.tenant, after)
+    else:
+        skill_defs.save(connection, trace.tenant, after)
+    require("versions_per_skill", quotas.versions_per_skill, number)
+    contents = {_sha256(content): content for content in made.files.values()}
+    stored = skill_defs.add_version(connection, trace.tenant, version, contents)
+    require("bytes", quotas.bytes, tenants.add_bytes(connection, trace.tenant, stored))
+    return after, version
+
+
+def digest_of(skill: Skill, files: Mapping[str, bytes]) -> str:
+    """Return the digest that a version with this text and these files has."""
+    return content_sha256(skill.header, skill.body, pairs_of(_listed(files)))
+
+
+def _version(name: SkillName, number: int, made: Made, now: datetime, author: str, created_as: str) -> Version:
+    return Version(
+        name=name,
+        version=number,
+        header=header_to_plain(made.skill.header),
+        body=made.skill.body,
+        positional_base=made.positional_base,
+        content_sha256=digest_of(made.skill, made.files),
+        created_at=now,
+        created_by=author,
+        promoted_at=now if made.promote else None,
+        promoted_by=author if made.promote else None,
+        files=_listed(made.files),
+        lineage=made.lineage,
+        created_as=created_as,
+    )
+
+
+def _listed(files: Mapping[str, bytes]) -> tuple[SkillFile, ...]:
+    return tuple(SkillFile(path, len(content), _sha256(content)) for path, content in sorted(files.items()))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
