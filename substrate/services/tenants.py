@@ -14,7 +14,7 @@ from substrate.services.call import Call
 from substrate.services.decisions import Decisions
 from substrate.services.pages import Page, cut, page_limit
 from substrate.services.trace import Trace
-from substrate.store import tenants
+from substrate.store import agents, skill_defs, tenants
 from substrate.store.session import Transaction
 from substrate.store.tenants import Tenant
 
@@ -100,9 +100,9 @@ class Tenants:
                 found = tenants.get(connection, owner)
                 if found is None:
                     raise tenants.no_tenant(owner)
-                skills, agents = tenants.held(connection, owner)
+                skills, own_agents = skill_defs.count(connection, owner), agents.count(connection, owner)
             trace.subject = owner
-            return found.quotas, Usage(skills, found.stored_bytes, agents, found.writes_at(self._clock.now()))
+            return found.quotas, Usage(skills, found.stored_bytes, own_agents, found.writes_at(self._clock.now()))
 
         return self._decisions.settle(call, Verb.GET_QUOTAS, judge, required=False)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from substrate.domain.agents import Agent
@@ -28,6 +28,12 @@ def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, n
     }
     statement = insert(agents).values(tenant_id=tenant, name=agent.name, created_at=now, **values)
     connection.execute(statement.on_conflict_do_update(index_elements=[agents.c.tenant_id, agents.c.name], set_=values))
+
+
+def count(connection: Connection, tenant: TenantId) -> int:
+    """Return how many agents of its own the tenant has."""
+    found = connection.execute(select(func.count()).select_from(agents).where(agents.c.tenant_id == tenant))
+    return int(found.scalar_one())
 
 
 def all_of(connection: Connection, tenant: TenantId) -> Sequence[tuple[AgentName, Mapping[str, Any], Any]]:

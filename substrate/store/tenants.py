@@ -13,7 +13,7 @@ from substrate.domain.errors import KeyNotFound, TenantExists, TenantNotFound
 from substrate.domain.identity import Key, Role
 from substrate.domain.names import AgentName, KeyId, TenantId
 from substrate.domain.quotas import Quotas, quotas_from_plain, quotas_to_plain, require
-from substrate.store.tables import agents, audit_events, chain_heads, deployment, keys, skill_defs, tenants
+from substrate.store.tables import audit_events, chain_heads, deployment, keys, tenants
 
 _MINUTE = timedelta(minutes=1)
 
@@ -102,17 +102,6 @@ def add_bytes(connection: Connection, tenant: TenantId, more: int) -> int:
     if total is None:
         raise no_tenant(tenant)
     return total
-
-
-def held(connection: Connection, tenant: TenantId) -> tuple[int, int]:
-    """Return how many SkillDefs, retired ones included, and how many agents the tenant has.
-
-    The transaction must be of that tenant: operators may not look into either table.
-    """
-    skills = select(func.count()).select_from(skill_defs).where(skill_defs.c.tenant_id == tenant).scalar_subquery()
-    own = select(func.count()).select_from(agents).where(agents.c.tenant_id == tenant).scalar_subquery()
-    row = connection.execute(select(skills.label("skills"), own.label("agents"))).one()
-    return row.skills, row.agents
 
 
 def suspend(connection: Connection, tenant: TenantId, reason: str, now: datetime) -> Tenant:

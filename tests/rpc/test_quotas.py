@@ -165,3 +165,109 @@ def test_a_new_limit_holds_from_the_next_write_on(cluster: Cluster, operator: Cl
     operator.call(SET, tenant=tenant.name, quotas={"writes_per_minute": 0})
     failed = refused(tenant.author, PUT, agent={"name": "c"})
     assert (failed.metadata["limit"], "retry_after_seconds" in failed.metadata) == ("0", False)
+
+
+def _exceeded(client: Client, method: str, quota: str, limit: int, **fields: object) -> None:
+    failed = refused(client, method, **fields)
+    assert (failed.code, failed.reason) == ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED"), failed
+    assert (failed.metadata["quota"], failed.metadata["limit"]) == (quota, str(limit))
+    # Waiting makes no room.
+    assert "retry_after_seconds" not in failed.metadata
+
+
+def _create(tenant: TestTenant, name: str, **fields: object) -> Any:
+    return tenant.author.call("SkillDefService.CreateSkillDef", name=f"own/{name}", source=skill_md(name), **fields)
+
+
+def test_a_tenant_has_so_many_skills(cluster: Cluster, operator: Client, tenant: TestTenant) -> None:
+    operator.call(SET, tenant=tenant.name, quotas={"skills": 2})
+    other = tenant.server.tenant()
+    _create(tenant, "one")
+    made = _create(tenant, "two")
+    # A retired one still counts, and its name may be used again.
+    tenant.author.call("SkillDefService.RetireSkillDef", name="own/two", etag=made.skill_def.etag)
+    three = {"name": "own/three", "source": skill_md("three")}
+    fork = {"name": "doc/query"}
+    _exceeded(tenant.author, "SkillDefService.CreateSkillDef", "skills", 2, **three)
+    _exceeded(tenant.author, "SkillDefService.ForkSkillDef", "skills", 2, **fork)
+    _create(tenant, "two")
+    tenant.author.call("SkillDefService.ForkSkillDef", name="own/one")
+    for name in ("one", "two", "three"):
+        _create(other, name)
+    found = rows(cluster, "SELECT name FROM skill_defs WHERE tenant_id = %s ORDER BY name", tenant.name)
+    assert found == [("own/one",), ("own/two",)]
+    operator.call(SET, tenant=tenant.name, quotas={"skills": 3})
+    tenant.author.call("SkillDefService.CreateSkillDef", **three)
+
+
+def test_a_skill_has_so_many_versions(cluster: Cluster, operator: Client, tenant: TestTenant) -> None:
+    operator.call(SET, tenant=tenant.name, quotas={"versions_per_skill": 3})
+    _create(tenant, "one")
+    for _ in range(2):
+        tenant.author.call("SkillDefService.ForkSkillDef", name="own/one")
+    _exceeded(tenant.author, "SkillDefService.ForkSkillDef", "versions_per_skill", 3, name="own/one")
+    # Another name has its own versions.
+    _create(tenant, "two")
+    found = rows(cluster, "SELECT name, latest_version FROM skill_defs WHERE tenant_id = %s ORDER BY 1", tenant.name)
+    assert found == [("own/one", 3), ("own/two", 1)]
+    assert value(cluster, "SELECT count(*) FROM skill_def_versions WHERE tenant_id = %s", tenant.name) == 4
+
+
+def test_all_versions_have_so_many_bytes(operator: Client, tenant: TestTenant) -> None:
+    _create(tenant, "one")
+    usage = operator.call(GET, tenant=tenant.name).usage
+    body = "é" * 1000
+    big = {"name": "own/two", "source": skill_md("two", body=body)}
+    limit = usage.bytes + 2000
+    operator.call(SET, tenant=tenant.name, quotas={"bytes": limit})
+    # The body alone would fit, but its header counts too.
+    _exceeded(tenant.author, "SkillDefService.CreateSkillDef", "bytes", limit, **big)
+    assert operator.call(GET, tenant=tenant.name).usage == usage
+    operator.call(SET, tenant=tenant.name, quotas={"bytes": limit + 500})
+    tenant.author.call("SkillDefService.CreateSkillDef", **big)
+    used = operator.call(GET, tenant=tenant.name).usage.bytes
+    assert limit < used <= limit + 500
+    # What is there stays, also beyond a new limit.
+    operator.call(SET, tenant=tenant.name, quotas={"bytes": 0})
+    _exceeded(tenant.author, "SkillDefService.ForkSkillDef", "bytes", 0, name="own/one")
+    assert tenant.author.call("SkillDefService.GetSkillDef", name="own/two").version.version == 1
+
+
+def test_parallel_creations_stop_at_the_quota(cluster: Cluster, operator: Client, tenant: TestTenant) -> None:
+    operator.call(SET, tenant=tenant.name, quotas={"skills": 5})
+    author = tenant.server.client(
+        operator.call("TenantService.IssueKey", tenant=tenant.name, role="ROLE_AUTHOR").secret, timeout=60
+    )
+
+    def create(number: int) -> str:
+        try:
+            author.call("SkillDefService.CreateSkillDef", name=f"own/n{number}", source=skill_md(f"n{number}"))
+        except CallFailed as failed:
+            return failed.reason
+        return ""
+
+    with ThreadPoolExecutor(16) as pool:
+        ended = list(pool.map(create, range(16)))
+    assert sorted(ended) == [""] * 5 + ["QUOTA_EXCEEDED"] * 11
+    assert value(cluster, "SELECT count(*) FROM skill_defs WHERE tenant_id = %s", tenant.name) == 5
+
+
+def test_a_tenant_has_so_many_agents(cluster: Cluster, operator: Client, tenant: TestTenant) -> None:
+    operator.call(SET, tenant=tenant.name, quotas={"agents": 2})
+    tenant.author.call(PUT, agent={"name": "a"})
+    made = tenant.author.call(PUT, agent={"name": "b"})
+    _exceeded(tenant.author, PUT, "agents", 2, agent={"name": "c"})
+    # One that is there may still be changed, and one that is deleted makes room.
+    changed = tenant.author.call(PUT, agent={"name": "b", "description": "Changed."}, etag=made.agent.etag)
+    tenant.author.call("AgentService.DeleteAgent", name="b", etag=changed.agent.etag)
+    tenant.author.call(PUT, agent={"name": "c"})
+    assert _agents(cluster, tenant) == ["a", "c"]
+
+
+def test_an_allowlist_has_so_many_entries(cluster: Cluster, operator: Client, tenant: TestTenant) -> None:
+    operator.call(SET, tenant=tenant.name, quotas={"allowlist_entries": 3})
+    entries = [f"own/n{number}" for number in range(4)]
+    _exceeded(tenant.author, PUT, "allowlist_entries", 3, agent={"name": "a", "skills": entries})
+    assert _agents(cluster, tenant) == []
+    tenant.author.call(PUT, agent={"name": "a", "skills": entries[:3]})
+    assert _agents(cluster, tenant) == ["a"]

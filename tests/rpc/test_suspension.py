@@ -61,7 +61,8 @@ def test_its_data_are_as_before_when_it_goes_on(cluster: Cluster, operator: Clie
     author = tenant.author
     author.call("SkillDefService.CreateSkillDef", name="own/one", source=skill_md("one", body="Mine.\n"))
     author.call("AgentService.PutAgent", agent={"name": "own", "skills": ["own/*"]})
-    author.call("SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
+    catalog = author.call("SkillDefService.ListCatalog", pattern="doc/query").entries
+    author.call("SkillDefService.SetSkillDisabled", name="doc/query", disabled=True, etag=catalog[0].etag)
     before = _data(cluster, tenant.name)
     invoke = {"agent": "own", "name": "own/one"}
     body = tenant.runtime.call("SkillService.InvokeSkill", **invoke).body

@@ -1,6 +1,7 @@
 """Operators make tenants, and each call about one is in that tenant's log."""
 
 import secrets
+import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -159,3 +160,31 @@ def test_every_call_about_a_tenant_is_in_that_tenants_log(cluster: Cluster, oper
     assert faults(cluster, tenant) == []
     platform = [event["id"] for event in events(cluster, PLATFORM_TENANT)]
     assert not {event["id"] for event in recorded} & set(platform)
+
+
+def test_a_change_that_is_sent_again_is_made_once(cluster: Cluster, operator: Client) -> None:
+    tenant = f"made-{secrets.token_hex(6)}"
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("CreateTenant", {"display_name": "Once"}),
+        ("SetTenantSuspended", {"suspended": True, "reason": "why"}),
+        ("SetQuotas", {"quotas": {"skills": 5}}),
+        ("RevokeKey", {"key_id": ""}),
+    ]
+    for method, fields in changes:
+        if "key_id" in fields:
+            fields["key_id"] = _issue(operator, tenant).key.key_id
+        request_id = str(uuid.uuid4())
+        asked = {"tenant": tenant, **fields, "request_id": request_id}
+        first = operator.call(f"TenantService.{method}", **asked)
+        recorded = len(events(cluster, tenant))
+        again = operator.call(f"TenantService.{method}", **asked)
+        assert again.SerializeToString() == first.SerializeToString(), method
+        assert len(events(cluster, tenant)) == recorded
+        other = refused(operator, f"TenantService.{method}", **{**asked, "tenant": PLATFORM_TENANT})
+        assert (other.code, other.violations[0][0]) == (
+            "INVALID_ARGUMENT",
+            "tenant" if "Suspended" in method else "request_id",
+        )
+        malformed = refused(operator, f"TenantService.{method}", **{**asked, "request_id": "again"})
+        assert (malformed.code, malformed.violations[0][0]) == ("INVALID_ARGUMENT", "request_id")
+    assert faults(cluster, tenant) == []
