@@ -14,11 +14,12 @@ from datetime import datetime
 
 from substrate.domain.catalog import LayerKind
 from substrate.domain.errors import InvalidAgent, InvalidAllowlist, InvalidName, Violation
-from substrate.domain.names import AgentName, SkillName, parse_agent_name
+from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_pin, parse_skill_name
 from substrate.domain.skillmatch import Allowlist
 
 SKILL_TOOL = "Skill"
 MAX_TOOLS = 200
+MAX_PINS = 200
 MAX_TOOL_LENGTH = 256
 MAX_AGENT_DESCRIPTION = 1024
 MAX_DEFINITION_BYTES = 65536
@@ -39,7 +40,7 @@ class Agent:
     """An agent definition from one layer; `definition_json` is canonical JSON text of an opaque object.
 
     `pins` says for which names the agent gets a certain version, ``v3`` or a label's, in place of the one in effect;
-    only a tenant's own agents have any.
+    only a tenant's own agents have any, and a `revision`, the catalog revision of their last change.
     """
 
     name: AgentName
@@ -52,6 +53,12 @@ class Agent:
     created_at: datetime | None = None
     updated_at: datetime | None = None
     pins: Mapping[SkillName, str] = field(default_factory=dict)
+    revision: int = 0
+
+    @property
+    def etag(self) -> str:
+        """What changes whenever a tenant's agent does; empty for agents of other layers, which nobody can change."""
+        return f"r{self.revision}" if self.kind is LayerKind.TENANT else ""
 
     @property
     def content_sha256(self) -> str:
@@ -93,7 +100,7 @@ def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
     for key in data:
         if key == "skill_def_scopes":
             violations.append(Violation("skill_def_scopes", SCOPES_REFUSED))
-        elif key not in _FIELDS:
+        elif key not in _FIELDS and not (key == "pins" and kind is LayerKind.TENANT):
             violations.append(Violation(str(key)[:_SHOWN], f"Unknown field; an agent has {', '.join(_FIELDS)}."))
     description = data.get("description", "")
     if not isinstance(description, str) or len(description) > MAX_AGENT_DESCRIPTION or _UNSTORABLE.search(description):
@@ -102,9 +109,10 @@ def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
     tools = _tools(data, violations)
     allowlist = _allowlist(data, violations)
     definition = _definition(data, violations)
+    pins = _pins(data.get("pins", {}), violations)
     if violations:
         raise InvalidAgent(*violations)
-    return Agent(AgentName(name), str(description), tools, allowlist, definition, kind, origin)
+    return Agent(AgentName(name), str(description), tools, allowlist, definition, kind, origin, pins=pins)
 
 
 def _texts(data: Mapping[str, object], key: str, violations: list[Violation], advice: str) -> Sequence[str] | None:
@@ -139,6 +147,26 @@ def _allowlist(data: Mapping[str, object], violations: list[Violation]) -> Allow
     except InvalidAllowlist as error:
         violations.extend(error.violations)
         return Allowlist.parse(())
+
+
+def _pins(data: object, violations: list[Violation]) -> dict[SkillName, str]:
+    if not isinstance(data, Mapping):
+        violations.append(Violation("pins", "Must be a mapping from a skill's name to a version or a label."))
+        return {}
+    if len(data) > MAX_PINS:
+        violations.append(Violation("pins", f"At most {MAX_PINS} pins are allowed; these are {len(data)}."))
+        return {}
+    pins: dict[SkillName, str] = {}
+    for name, pin in data.items():
+        field = f"pins[{str(name)[:_SHOWN]}]"
+        try:
+            skill = parse_skill_name(str(name), field)
+            parse_pin(str(pin), field)
+        except InvalidName as error:
+            violations.extend(error.violations)
+        else:
+            pins[skill] = str(pin)
+    return dict(sorted(pins.items()))
 
 
 def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:

@@ -48,6 +48,7 @@ class Verb(Enum):
     DISABLE = "disable"
     ENABLE = "enable"
     PUT_AGENT = "put_agent"
+    DELETE_AGENT = "delete_agent"
     GET_AGENT = "get_agent"
     LIST_AGENTS = "list_agents"
     TEST_ALLOWLIST = "test_allowlist"

@@ -5,11 +5,14 @@ from grpc import ServicerContext
 from substrate.api.v1 import agents_pb2 as pb
 from substrate.api.v1.agents_pb2_grpc import AgentServiceServicer
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import LayerKind
 from substrate.domain.skillmatch import Allowlist
 from substrate.rpc import convert
 from substrate.rpc.interceptors import call_of
-from substrate.services.agents import AgentDraft, Agents, etag_of
+from substrate.rpc.repeats import answered
+from substrate.services.agents import AgentDraft, Agents
+
+MAX_SHOWN = 1000
+"""Names that an answer holds of those that an allowlist gains or loses."""
 
 
 class AgentServicer(AgentServiceServicer):
@@ -21,12 +24,28 @@ class AgentServicer(AgentServiceServicer):
     def PutAgent(self, request: pb.PutAgentRequest, context: ServicerContext) -> pb.PutAgentResponse:
         """Create or replace one of the tenant's agents."""
         call = call_of(context)
-        agent = self._agents.put(call, _draft(request.agent), request.etag)
-        return pb.PutAgentResponse(
-            agent=_agent(agent),
-            warnings=_warnings(agent.allowlist),
-            state=convert.state(call),
-            decision_id=call.decision_id,
+        return answered(
+            call,
+            request,
+            lambda: self._agents.put(call, _draft(request.agent), request.etag),
+            lambda agent: pb.PutAgentResponse(
+                agent=_agent(agent),
+                warnings=_warnings(agent.allowlist),
+                state=convert.state(call),
+                decision_id=call.decision_id,
+            ),
+        )
+
+    def DeleteAgent(self, request: pb.DeleteAgentRequest, context: ServicerContext) -> pb.DeleteAgentResponse:
+        """Remove one of the tenant's agents."""
+        call = call_of(context)
+        return answered(
+            call,
+            request,
+            lambda: self._agents.delete(call, request.name, request.etag),
+            lambda below: pb.DeleteAgentResponse(
+                agent=_agent(below) if below else None, state=convert.state(call), decision_id=call.decision_id
+            ),
         )
 
     def GetAgent(self, request: pb.GetAgentRequest, context: ServicerContext) -> pb.GetAgentResponse:
@@ -58,6 +77,11 @@ class AgentServicer(AgentServiceServicer):
             warnings=_warnings(tested.allowlist),
             denies_all=tested.allowlist.denies_all,
             has_allow=tested.allowlist.has_allow,
+            admitted_count=tested.admitted,
+            gained=tested.gained[:MAX_SHOWN],
+            lost=tested.lost[:MAX_SHOWN],
+            gained_count=len(tested.gained),
+            lost_count=len(tested.lost),
             state=convert.state(call),
             decision_id=call.decision_id,
         )
@@ -71,6 +95,7 @@ def _draft(message: pb.Agent) -> AgentDraft:
         skills=list(message.skills),
         definition_json=message.definition_json,
         scopes_given=message.HasField("skill_def_scopes"),
+        pins=dict(message.pins),
     )
 
 
@@ -85,9 +110,10 @@ def _agent(agent: Agent) -> pb.Agent:
         allowlist_sha256=agent.allowlist_sha256,
         layer=convert.layer(agent.kind),
         origin=agent.origin,
-        etag=etag_of(agent) if agent.kind is LayerKind.TENANT else "",
+        etag=agent.etag,
         create_time=convert.timestamp(agent.created_at),
         update_time=convert.timestamp(agent.updated_at),
+        pins={str(name): pin for name, pin in agent.pins.items()},
     )
 
 

@@ -1,14 +1,14 @@
 """Agents: tenants define their own, everybody sees those of all layers, and allowlists can be tried out."""
 
-import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from substrate.domain.agents import SCOPES_REFUSED, Agent, parse_agent
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
 from substrate.domain.catalog import LayerKind
 from substrate.domain.errors import (
+    AgentNotFound,
     EtagMismatch,
     InvalidAgent,
     InvalidAllowlist,
@@ -17,7 +17,8 @@ from substrate.domain.errors import (
     Violation,
 )
 from substrate.domain.identity import Role
-from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_skill_name
+from substrate.domain.names import AgentName, SkillName, SkillRef, parse_agent_name, parse_skill_name
+from substrate.domain.quotas import require
 from substrate.domain.skillmatch import Allowlist
 from substrate.domain.tokens import read_page_token
 from substrate.services.access import acting_agent, require_role
@@ -44,22 +45,21 @@ class AgentDraft:
     skills: Sequence[str] = ()
     definition_json: str = ""
     scopes_given: bool = False
+    pins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TestedAllowlist:
-    """What an allowlist decides on each of the names asked about, in their order."""
+    """What an allowlist decides on each of the names asked about, in their order, and on the live catalog.
+
+    `gained` and `lost` hold the live names that it admits and the agent's present allowlist does not, and the reverse.
+    """
 
     allowlist: Allowlist
     decisions: Sequence[tuple[SkillName, DecidingEntry]]
-
-
-def etag_of(agent: Agent) -> str:
-    """Return what changes whenever a tenant's agent does; empty for agents of other layers, which nobody can change."""
-    if agent.kind is not LayerKind.TENANT:
-        return ""
-    whole = [agent.description, agent.tools, agent.allowlist.texts(), agent.definition_json]
-    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
+    admitted: int
+    gained: Sequence[SkillName]
+    lost: Sequence[SkillName]
 
 
 class Agents:
@@ -75,26 +75,52 @@ class Agents:
             _require_free_author(trace)
             agent = read_draft(draft)
             trace.agent_name = agent.name
-            if etag:
-                known = trace.snapshot.state.agents.get(agent.name)
-                if known is None or etag_of(known) != etag:
-                    raise EtagMismatch(f"The agent '{agent.name}' has changed since it was read.", name=agent.name)
+            quotas = trace.snapshot.state.quotas
+            require("allowlist_entries", quotas.allowlist_entries, len(agent.allowlist.entries))
 
         def apply(trace: Trace, connection: Transaction, revision: int) -> Agent:
-            agent = replace(read_draft(draft), origin=f"tenant:r{revision}")
+            agent = replace(read_draft(draft), origin=f"tenant:r{revision}", revision=revision)
+            own = trace.snapshot.state.agents
+            known = own.get(agent.name)
+            if known is not None or agent.name not in own:
+                # A stored definition that cannot be read has no etag that anybody could have read.
+                _require_etag(etag, agents.etag(connection, trace.tenant, agent.name), agent.name)
+            if agent.name not in own:
+                require("agents", trace.snapshot.state.quotas.agents, len(own) + 1)
             now = self._decisions.clock.now()
-            tenant = trace.principal.tenant
-            known = trace.snapshot.state.agents.get(agent.name)
-            agents.put(connection, tenant, agent, revision, now, trace.principal.actor)
+            agents.put(connection, trace.tenant, agent, revision, now, trace.principal.actor)
             trace.details = {
                 "content_sha256": agent.content_sha256,
                 "allowlist_sha256": agent.allowlist_sha256,
                 "skills": agent.allowlist.texts(),
                 "skills_before": known.allowlist.texts() if known else None,
+                "pins": dict(agent.pins),
+                "pins_before": dict(known.pins) if known else None,
             }
             return replace(agent, created_at=known.created_at if known else now, updated_at=now)
 
         return self._decisions.change(call, Verb.PUT_AGENT, check, apply)
+
+    def delete(self, call: Call, name: str, etag: str) -> Agent | None:
+        """Remove one of the tenant's agents; return the agent that its name stands for now, if there is one."""
+
+        def check(trace: Trace) -> None:
+            _require_free_author(trace)
+            trace.agent_name = parse_agent_name(name, "name")
+
+        def apply(trace: Trace, connection: Transaction, _: int) -> Agent | None:
+            wanted = parse_agent_name(name, "name")
+            current = agents.etag(connection, trace.tenant, wanted)
+            if current is None:
+                raise AgentNotFound(f"The tenant has no agent '{wanted}' of its own.", agent=wanted)
+            known = trace.snapshot.state.agents.get(wanted)
+            if known is not None:
+                _require_etag(etag, current, wanted)
+            agents.remove(connection, trace.tenant, wanted)
+            trace.details = {"skills_before": known.allowlist.texts() if known else None}
+            return trace.snapshot.static.agents.get(wanted)
+
+        return self._decisions.change(call, Verb.DELETE_AGENT, check, apply)
 
     def get(self, call: Call, name: str) -> Agent:
         """Return the agent that stands for `name`."""
@@ -132,29 +158,61 @@ class Agents:
         return self._decisions.settle(call, Verb.LIST_AGENTS, judge, required=False)
 
     def test_allowlist(self, call: Call, agent: str, entries: Sequence[str], names: Sequence[str]) -> TestedAllowlist:
-        """Decide on `names` by the proposed `entries`, or by the allowlist that `agent` has."""
+        """Decide on `names` by the proposed `entries`, or by the allowlist that `agent` has.
+
+        With both, the proposal is held against the agent's present allowlist over the live catalog.
+        """
 
         def judge(trace: Trace) -> TestedAllowlist:
             require_role(trace, Role.AUTHOR)
-            if agent and entries:
-                raise InvalidArgument("skills", "Give either a proposed allowlist or an agent, not both.")
             if len(names) > MAX_TESTED_NAMES:
                 raise InvalidArgument("names", f"At most {MAX_TESTED_NAMES} names can be tested in one call.")
-            acting = acting_agent(trace, agent) if not entries else None
-            allowlist = acting.allowlist if acting else Allowlist.parse(entries)
+            proposed = Allowlist.parse(entries)
+            # A key that is bound to an agent tests proposals for that agent, whether it says so or not.
+            acting = acting_agent(trace, agent)
+            allowlist = proposed if entries or acting is None else acting.allowlist
             parsed = [parse_skill_name(name, f"names[{index}]") for index, name in enumerate(names)]
+            live = _live(trace)
+            admitted = [name for name in live if allowlist.decide(name).allowed]
+            before = (
+                [name for name in live if acting.allowlist.decide(name).allowed] if entries and acting else admitted
+            )
+            gained, lost = sorted({*admitted} - {*before}), sorted({*before} - {*admitted})
             trace.details = {"skills": allowlist.texts(), "names": len(parsed)}
             return TestedAllowlist(
-                allowlist, [(name, deciding_entry(allowlist, allowlist.decide(name))) for name in parsed]
+                allowlist,
+                [(name, deciding_entry(allowlist, allowlist.decide(name))) for name in parsed],
+                len(admitted),
+                gained,
+                lost,
             )
 
         return self._decisions.settle(call, Verb.TEST_ALLOWLIST, judge, required=False)
 
 
+def _live(trace: Trace) -> list[SkillName]:
+    """Return the names that resolve in the tenant's catalog; for an agent's key those that the agent may use."""
+    catalog = trace.snapshot.catalog
+    bound = trace.agent if trace.principal.agent is not None else None
+    return [
+        name
+        for name in catalog.names()
+        if (bound is None or bound.allowlist.decide(name).allowed) and catalog.resolve(SkillRef(name)).winner
+    ]
+
+
+def _require_etag(etag: str, current: str | None, name: AgentName) -> None:
+    """Raise InvalidArgument when there is an agent and no etag, EtagMismatch when it is not the agent's."""
+    if current is not None and not etag:
+        raise InvalidArgument("etag", "The tenant has this agent: give its etag as last read, by GetAgent.")
+    if etag and etag != current:
+        raise EtagMismatch(f"The agent '{name}' is not as it was when its etag was read; read it again.", name=name)
+
+
 def read_draft(draft: AgentDraft) -> Agent:
     """Return the agent that `draft` describes; raise InvalidAgent or InvalidAllowlist with every problem."""
     violations = [Violation("agent.skill_def_scopes", SCOPES_REFUSED)] if draft.scopes_given else []
-    data: dict[str, object] = {"description": draft.description, "skills": list(draft.skills)}
+    data: dict[str, object] = {"description": draft.description, "skills": list(draft.skills), "pins": draft.pins}
     if draft.tools is not None:
         data["tools"] = list(draft.tools)
     try:

@@ -137,7 +137,7 @@ def _agents(connection: Transaction, tenant: TenantId) -> Mapping[AgentName, Age
     for name, plain, row in agents.all_of(connection, tenant):
         try:
             agent = parse_agent(name, plain, LayerKind.TENANT, f"tenant:r{row.revision}")
-            found[name] = replace(agent, created_at=row.created_at, updated_at=row.updated_at)
+            found[name] = replace(agent, created_at=row.created_at, updated_at=row.updated_at, revision=row.revision)
         except InvalidInput:
             found[name] = None
     return found

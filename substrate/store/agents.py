@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from substrate.domain.agents import Agent
@@ -36,6 +36,19 @@ def count(connection: Connection, tenant: TenantId) -> int:
     return int(found.scalar_one())
 
 
+def remove(connection: Connection, tenant: TenantId, name: AgentName) -> None:
+    """Remove the tenant's agent of this name, if there is one."""
+    connection.execute(delete(agents).where((agents.c.tenant_id == tenant) & (agents.c.name == name)))
+
+
+def etag(connection: Connection, tenant: TenantId, name: AgentName) -> str | None:
+    """Return the etag of the tenant's agent of this name, readable or not, or None when it has none."""
+    found = connection.execute(
+        select(agents.c.revision).where((agents.c.tenant_id == tenant) & (agents.c.name == name))
+    ).scalar()
+    return None if found is None else f"r{found}"
+
+
 def all_of(connection: Connection, tenant: TenantId) -> Sequence[tuple[AgentName, Mapping[str, Any], Any]]:
     """Return (name, plain definition, row) of every agent of the tenant, by name.
 
@@ -46,5 +59,5 @@ def all_of(connection: Connection, tenant: TenantId) -> Sequence[tuple[AgentName
 
 
 def _plain(row: Any) -> Mapping[str, Any]:
-    plain = {"description": row.description, "skills": row.skills, "definition": row.definition}
+    plain = {"description": row.description, "skills": row.skills, "definition": row.definition, "pins": row.pins}
     return plain if row.tools is None else {**plain, "tools": row.tools}

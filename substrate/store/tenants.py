@@ -1,11 +1,12 @@
 """Tenants, their catalog revisions, quotas and keys."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, Row, case, func, insert, literal, select, tuple_, update
+from sqlalchemy import Connection, Row, case, func, insert, literal, select, text, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from substrate.domain.audit import GENESIS_HASH
@@ -13,7 +14,17 @@ from substrate.domain.errors import KeyNotFound, TenantExists, TenantNotFound
 from substrate.domain.identity import Key, Role
 from substrate.domain.names import AgentName, KeyId, TenantId
 from substrate.domain.quotas import Quotas, quotas_from_plain, quotas_to_plain, require
-from substrate.store.tables import audit_events, chain_heads, deployment, keys, tenants
+from substrate.store.tables import audit_events, chain_heads, keys, tenants
+
+INCARNATION = """
+SELECT incarnation, (pg_control_system()).system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8)
+FROM deployment
+"""
+"""What tells databases apart: the marker of `substrate migrate`, the cluster, and its timeline.
+
+The timeline is that of what is being written: the control file tells the old one until the first checkpoint after a
+promotion.
+"""
 
 _MINUTE = timedelta(minutes=1)
 
@@ -43,8 +54,18 @@ class Tenant:
 
 
 def incarnation(connection: Connection) -> str:
-    """Return the identity of this database, which a restored copy shares and a new database does not."""
-    return str(connection.execute(select(deployment.c.incarnation)).scalar_one())
+    """Return the identity of this database as it runs now: 32 hexadecimal digits.
+
+    A dump that is loaded elsewhere has another one, and so has a database that was recovered to a point in time or
+    promoted from a standby. A copy of the files that keeps both cluster and timeline has the same until `substrate
+    migrate --restored`. Raises StoreUnavailable, through the transaction, on a standby.
+    """
+    return identity(*connection.execute(text(INCARNATION)).one())
+
+
+def identity(marker: object, system: object, timeline: object) -> str:
+    """Return the incarnation that the three values of INCARNATION stand for."""
+    return hashlib.sha256(f"{marker}/{system}/{timeline}".encode()).hexdigest()[:32]
 
 
 def revision(connection: Connection, tenant: TenantId) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
-from tests.skills import skill_md
+from tests.skills import changed, skill_md
 from tests.sources.bundle_files import write_bundle, write_skill
 
 BINARY = bytes(range(256))
@@ -88,6 +88,6 @@ def rich_tenant(server: RunningServer) -> TestTenant:
         source = skill_md(name.rpartition("/")[2], "From the tenant.\n")
         tenant.author.call("SkillDefService.CreateSkillDef", name=name, source=source)
     tenant.author.call("SkillDefService.CreateSkillDef", name="doc/draft", source=skill_md("draft"), promote=False)
-    tenant.author.call("SkillDefService.RetireSkillDef", name="doc/old")
-    tenant.author.call("SkillDefService.SetSkillDisabled", name="doc/off", disabled=True)
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="doc/old")
+    changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/off", disabled=True)
     return tenant

@@ -115,7 +115,7 @@ def test_an_author_that_acts_as_an_agent_is_held_to_it(tenant: TestTenant, write
 
 def test_it_learns_of_no_other_agent_from_an_effect(tenant: TestTenant, writer: Client) -> None:
     made = writer.call(FORK, name=NAME, source=source("ReadDocument"), promote=True)
-    assert list(made.effect.changing) == ["writer"]
+    assert list(made.effect.gaining) == ["writer"]
     assert (
         "doc-manager"
         in tenant.author.call("SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer)).effect.changing

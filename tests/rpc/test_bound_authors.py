@@ -8,7 +8,7 @@ import pytest
 from substrate.domain.identity import Role
 from substrate.rpc.client import Client
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows
 
@@ -79,11 +79,11 @@ def test_an_author_who_names_an_agent_is_held_to_its_allowlist(bound: Bound, ver
 
 def test_within_its_allowlist_an_agent_authors_like_anyone(cluster: Cluster, bound: Bound) -> None:
     _create(bound.client, "own/mine")
-    promoted = bound.client.call("SkillDefService.PromoteSkillDef", name="own/mine", version=1)
+    promoted = changed(bound.client, "SkillDefService.PromoteSkillDef", name="own/mine", version=1)
     assert promoted.winner.origin == "tenant:v1"
-    assert bound.client.call("SkillDefService.RetireSkillDef", name="own/mine").skill_def.retired
-    assert not bound.client.call("SkillDefService.RetireSkillDef", name="own/mine", retired=False).skill_def.retired
-    assert bound.client.call("SkillDefService.SetSkillDisabled", name="own/mine", disabled=True).disabled
+    assert changed(bound.client, "SkillDefService.RetireSkillDef", name="own/mine").skill_def.retired
+    assert not changed(bound.client, "SkillDefService.RetireSkillDef", name="own/mine", retired=False).skill_def.retired
+    assert changed(bound.client, "SkillDefService.SetSkillDisabled", name="own/mine", disabled=True).disabled
     assert bound.client.call("SkillDefService.GetSkillDef", name="own/mine").skill_def.disabled
     own = [event for event in events(cluster, bound.tenant.name) if event["key_id"] in event["actor"]]
     assert {event["agent"] for event in own if event.get("name") == "own/mine"} == {"helper"}
@@ -167,7 +167,7 @@ def test_a_bound_key_whose_agent_is_gone_may_do_nothing(cluster: Cluster, bound:
 
 
 def test_an_agent_that_is_denied_everything_authors_nothing(bound: Bound) -> None:
-    bound.tenant.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["-*"]})
+    changed(bound.tenant.author, "AgentService.PutAgent", agent={"name": "helper", "skills": ["-*"]})
     for verb, fields in VERBS.items():
         assert refused(bound.client, f"SkillDefService.{verb}", name="own/x", **fields).reason == "SKILL_NOT_PERMITTED"
     assert list(bound.client.call("SkillDefService.ListCatalog").entries) == []

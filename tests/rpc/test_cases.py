@@ -9,7 +9,7 @@ import yaml
 
 from substrate.api.v1.catalog_pb2 import AllowlistReason
 from tests.servers import Cluster, TestTenant, running_server
-from tests.skills import refused
+from tests.skills import changed, refused
 
 CASES = yaml.safe_load((Path(__file__).parents[1] / "cases" / "skillmatch.yaml").read_text(encoding="utf-8"))
 
@@ -41,7 +41,7 @@ def test_every_decision_is_the_same_when_tested_invoked_listed_and_recorded(matc
     entries, lines = case["skills"], case["expect"]
     expected = [{key: line[key] for key in ("allowed", "reason", "index")} for line in lines]
     names = [line["name"] for line in lines]
-    matching.author.call("AgentService.PutAgent", agent={"name": "tester", "skills": entries})
+    changed(matching.author, "AgentService.PutAgent", agent={"name": "tester", "skills": entries})
     for asked in ({"skills": entries}, {"agent": "tester"}):
         tested = matching.author.call("AgentService.TestAllowlist", names=names, **asked)
         assert [line.name for line in tested.decisions] == names
@@ -74,7 +74,7 @@ def test_an_allowlist_that_denies_everything_leaves_the_agent_without_the_tool(
     tested = matching.author.call("AgentService.TestAllowlist", skills=case["skills"])
     assert tested.denies_all is case["deny_all"]
     assert tested.has_allow is any(not entry.startswith("-") for entry in case["skills"])
-    matching.author.call("AgentService.PutAgent", agent={"name": "tester", "skills": case["skills"]})
+    changed(matching.author, "AgentService.PutAgent", agent={"name": "tester", "skills": case["skills"]})
     prepared = matching.runtime.call("SkillService.PrepareRun", agent="tester")
     assert prepared.HasField("tool") is not case["deny_all"]
     assert not case["deny_all"] or matching.runtime.call("SkillService.ListSkills", agent="tester").total_size == 0

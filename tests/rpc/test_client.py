@@ -27,7 +27,7 @@ from substrate.settings import Settings
 from substrate.sources.static import load_static
 from tests.processes import CERTIFICATE, KEY
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 
 LIST = "SkillService.ListSkills"
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -104,7 +104,7 @@ def test_every_page_is_asked_for_when_the_one_before_is_taken(tenant: TestTenant
         tenant.author.call("SkillDefService.CreateSkillDef", name=f"ops/s{number}", source=skill_md(f"s{number}"))
     pages = tenant.author.pages("SkillDefService.ListSkillDefs", page_size=2)
     first = next(pages)
-    tenant.author.call("SkillDefService.RetireSkillDef", name="ops/s4")
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="ops/s4")
     rest = [[entry.name for entry in page.skill_defs] for page in pages]
     assert [entry.name for entry in first.skill_defs] == ["ops/s0", "ops/s1"]
     assert rest == [["ops/s2", "ops/s3"]]

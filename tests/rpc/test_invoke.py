@@ -6,7 +6,7 @@ import pytest
 
 from tests.rpc.rich import rich_server, rich_tenant
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 
 INVOKE = "SkillService.InvokeSkill"
 
@@ -108,15 +108,15 @@ def test_a_tombstone_and_a_retirement_bar_what_a_qualifier_reached_before(rich: 
     rich.author.call("SkillDefService.CreateSkillDef", name="doc/lent", source=source)
     asked = {"agent": "docs", "name": "doc/lent@v1"}
     assert rich.runtime.call(INVOKE, **asked).version == 1
-    rich.author.call("SkillDefService.RetireSkillDef", name="doc/lent")
+    changed(rich.author, "SkillDefService.RetireSkillDef", name="doc/lent")
     assert refused(rich.runtime, INVOKE, **asked).code == "NOT_FOUND"
-    rich.author.call("SkillDefService.RetireSkillDef", name="doc/lent", retired=False)
+    changed(rich.author, "SkillDefService.RetireSkillDef", name="doc/lent", retired=False)
     assert rich.runtime.call(INVOKE, **asked).version == 1
-    rich.author.call("SkillDefService.SetSkillDisabled", name="doc/lent", disabled=True)
+    changed(rich.author, "SkillDefService.SetSkillDisabled", name="doc/lent", disabled=True)
     assert refused(rich.runtime, INVOKE, **asked).reason == "SKILL_NOT_FOUND"
-    rich.author.call("SkillDefService.SetSkillDisabled", name="doc/lent")
+    changed(rich.author, "SkillDefService.SetSkillDisabled", name="doc/lent")
     assert rich.runtime.call(INVOKE, **asked).version == 1
-    rich.author.call("SkillDefService.RetireSkillDef", name="doc/lent")
+    changed(rich.author, "SkillDefService.RetireSkillDef", name="doc/lent")
 
 
 @pytest.mark.parametrize("name", ["doc/own@", "doc/own@v0", "doc/own@v01", "doc/own@latest", "doc/own@v1@v1", "@v1"])
@@ -144,7 +144,7 @@ def test_a_digest_that_is_not_the_expected_one_is_refused_with_the_one_that_is(r
         failed = refused(rich.runtime, INVOKE, expected_digest=wrong, **asked)
         assert (failed.code, failed.reason) == ("ABORTED", "SKILL_CHANGED")
         assert failed.metadata["content_sha256"] == digest
-    rich.author.call("SkillDefService.RetireSkillDef", name=name)
+    changed(rich.author, "SkillDefService.RetireSkillDef", name=name)
 
 
 @pytest.mark.parametrize(

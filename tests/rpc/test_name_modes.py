@@ -11,7 +11,7 @@ from substrate.api.v1 import catalog_pb2
 from substrate.domain.identity import Role
 from substrate.rpc.client import Client
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
-from tests.skills import add_version, refused, skill_md
+from tests.skills import add_version, changed, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows
 
@@ -107,7 +107,7 @@ def test_what_a_tenant_has_under_a_locked_name_does_not_count(both: Both) -> Non
 
 def test_what_a_tenant_has_switched_off_is_there_while_its_name_is_locked(both: Both) -> None:
     name = "doc/chunk-move"
-    both.open.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=True)
+    changed(both.open.author, "SkillDefService.SetSkillDisabled", name=name, disabled=True)
     assert both.origin(name).startswith("bundle:")
     entry = both.entry(name)
     assert [c.state for c in entry.candidates] == [
@@ -127,11 +127,11 @@ def test_a_locked_name_that_only_the_tenant_has_is_nothing(both: Both) -> None:
 def test_what_stands_under_a_locked_name_can_be_read_and_cleared_away(both: Both) -> None:
     name = "locked/new"
     made = _create(both.open.author, name)
-    both.open.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=True)
+    changed(both.open.author, "SkillDefService.SetSkillDisabled", name=name, disabled=True)
     got = both.author.call("SkillDefService.GetSkillDef", name=name, include_source=True)
     assert got.version.content_sha256 == made.version.content_sha256
-    assert not both.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=False).disabled
-    assert both.author.call("SkillDefService.RetireSkillDef", name=name).skill_def.retired
+    assert not changed(both.author, "SkillDefService.SetSkillDisabled", name=name, disabled=False).disabled
+    assert changed(both.author, "SkillDefService.RetireSkillDef", name=name).skill_def.retired
     failed = refused(both.author, "SkillDefService.RetireSkillDef", name=name, retired=False)
     assert failed.reason == "NAME_LOCKED"
 
@@ -157,11 +157,11 @@ def test_a_name_under_review_takes_effect_by_another_authors_hand(cluster: Clust
     assert (event["verb"], event["outcome"], event["reason"]) == ("promote", "REFUSED", "REVIEW_REQUIRED")
     failed = refused(both.runtime, "SkillService.InvokeSkill", agent="any", name=f"{name}@v1")
     assert failed.code == "NOT_FOUND"
-    done = both.reviewer.call("SkillDefService.PromoteSkillDef", **promote)
+    done = changed(both.reviewer, "SkillDefService.PromoteSkillDef", **promote)
     assert (done.skill_def.active_version, done.winner.origin) == (1, "tenant:v1")
     assert both.origin(name) == "tenant:v1"
     # It is in effect: to ask for that is no change, whoever asks.
-    assert both.author.call("SkillDefService.PromoteSkillDef", **promote).skill_def == done.skill_def
+    assert changed(both.author, "SkillDefService.PromoteSkillDef", **promote).skill_def == done.skill_def
 
 
 def test_each_version_under_review_needs_somebody_other_than_its_own_author(cluster: Cluster, both: Both) -> None:
@@ -170,18 +170,18 @@ def test_each_version_under_review_needs_somebody_other_than_its_own_author(clus
         cluster, "SELECT key_id FROM keys WHERE tenant_id = %s AND role = 'author' ORDER BY created_at", both.name
     )[-1][0]
     _create(both.author, name, promote=False)
-    both.reviewer.call("SkillDefService.PromoteSkillDef", name=name, version=1)
+    changed(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=1)
     add_version(cluster, both.name, name, skill_md("mine", "Second.\n"), by=reviewer)
     failed = refused(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=2)
     assert failed.reason == "REVIEW_REQUIRED"
-    assert both.author.call("SkillDefService.PromoteSkillDef", name=name, version=2).winner.origin == "tenant:v2"
+    assert changed(both.author, "SkillDefService.PromoteSkillDef", name=name, version=2).winner.origin == "tenant:v2"
 
 
 def test_a_name_under_review_can_be_retired_and_switched_off_by_anyone(both: Both) -> None:
     name = "reviewed/mine"
     _create(both.author, name, promote=False)
-    both.reviewer.call("SkillDefService.PromoteSkillDef", name=name, version=1)
-    assert not both.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=True).HasField("winner")
-    assert both.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=False).HasField("winner")
-    assert not both.author.call("SkillDefService.RetireSkillDef", name=name).HasField("winner")
-    assert both.author.call("SkillDefService.RetireSkillDef", name=name, retired=False).HasField("winner")
+    changed(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=1)
+    assert not changed(both.author, "SkillDefService.SetSkillDisabled", name=name, disabled=True).HasField("winner")
+    assert changed(both.author, "SkillDefService.SetSkillDisabled", name=name, disabled=False).HasField("winner")
+    assert not changed(both.author, "SkillDefService.RetireSkillDef", name=name).HasField("winner")
+    assert changed(both.author, "SkillDefService.RetireSkillDef", name=name, retired=False).HasField("winner")

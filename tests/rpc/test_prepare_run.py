@@ -10,7 +10,7 @@ import pytest
 from substrate.domain.rendering import MIN_NOTE_BUDGET, tokens
 from tests.rpc.rich import rich_server, rich_tenant, write_config
 from tests.servers import Cluster, TestTenant, running_server
-from tests.skills import refused
+from tests.skills import changed, refused
 
 PREPARE = "SkillService.PrepareRun"
 
@@ -51,7 +51,7 @@ def listed(tenant: TestTenant, **asked: object) -> list[str]:
     ],
 )
 def test_who_is_offered_the_tool_and_who_a_note(rich: TestTenant, skills: list[str], *, tool: bool, note: bool) -> None:
-    rich.author.call("AgentService.PutAgent", agent={"name": "tester", "skills": skills})
+    changed(rich.author, "AgentService.PutAgent", agent={"name": "tester", "skills": skills})
     prepared = rich.runtime.call(PREPARE, agent="tester")
     assert (prepared.HasField("tool"), bool(prepared.note)) == (tool, note)
     assert (prepared.omitted_count, list(prepared.omitted_names)) == (0, [])

@@ -9,7 +9,7 @@ import yaml
 from substrate.api.v1.catalog_pb2 import CandidateState, Layer
 from substrate.domain.skillheader import content_sha256, header_from_plain
 from tests.servers import Cluster, TestTenant, running_server
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 from tests.sources.bundle_files import write_bundle, write_skill
 from tests.store import owner
 
@@ -51,9 +51,9 @@ def author(cluster: Cluster, tenant: TestTenant, skill_defs: Case) -> None:
         if data["promoted"] not in (None, 1):
             # What is promoted later has had its predecessors promoted before it.
             for version in range(1, data["promoted"] + 1):
-                tenant.author.call("SkillDefService.PromoteSkillDef", name=name, version=version)
+                changed(tenant.author, "SkillDefService.PromoteSkillDef", name=name, version=version)
         if data.get("retired"):
-            tenant.author.call("SkillDefService.RetireSkillDef", name=name)
+            changed(tenant.author, "SkillDefService.RetireSkillDef", name=name)
         if data.get("corrupt"):
             spoilt = "UPDATE skill_def_versions SET body = 'Other.' WHERE tenant_id = %s AND name = %s"
             assert owner.change(cluster, spoilt, tenant.name, name) == len(data["versions"])
@@ -104,7 +104,7 @@ def test_every_resolution_is_the_same_when_explained_listed_and_invoked(
         author(cluster, tenant, case.get("tenant", {}))
         author(cluster, server.tenant(), case.get("other_tenant", {}))
         for name in case.get("disabled", ()):
-            tenant.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=True)
+            changed(tenant.author, "SkillDefService.SetSkillDisabled", name=name, disabled=True)
         if "name_modes" not in case:
             check(tenant, case)
             return

@@ -6,7 +6,7 @@ import pytest
 
 from substrate.api.v1 import catalog_pb2
 from tests.servers import TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 
 LAYERS = catalog_pb2.Layer
 STATES = catalog_pb2.CandidateState
@@ -20,8 +20,8 @@ def full(tenant: TestTenant) -> TestTenant:
     for name in reversed(NAMES):
         source = skill_md(name.rpartition("/")[2])
         tenant.author.call("SkillDefService.CreateSkillDef", name=name, source=source, promote=name != "b")
-    tenant.author.call("SkillDefService.RetireSkillDef", name="a/c")
-    tenant.author.call("SkillDefService.SetSkillDisabled", name="doc/mine", disabled=True)
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="a/c")
+    changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/mine", disabled=True)
     return tenant
 
 
@@ -46,7 +46,7 @@ def test_skill_defs_are_sorted_and_retired_ones_are_listed_when_asked_for(full: 
 
 def test_a_retired_draft_is_retired_no_less(tenant: TestTenant) -> None:
     tenant.author.call("SkillDefService.CreateSkillDef", name="a", source=skill_md("a"), promote=False)
-    assert tenant.author.call("SkillDefService.RetireSkillDef", name="a").skill_def.retired
+    assert changed(tenant.author, "SkillDefService.RetireSkillDef", name="a").skill_def.retired
     assert _names(tenant.author.call("SkillDefService.ListSkillDefs")) == []
     assert _names(tenant.author.call("SkillDefService.ListSkillDefs", include_retired=True)) == ["a"]
     (entry,) = tenant.author.call("SkillDefService.ListCatalog", pattern="a").entries
@@ -97,7 +97,7 @@ def test_pages_make_up_the_whole_list(full: TestTenant, method: str, size: int) 
 def test_names_that_come_and_go_between_pages_hide_and_repeat_no_others(full: TestTenant) -> None:
     pages = full.author.pages("SkillDefService.ListSkillDefs", page_size=2)
     assert _names(next(pages)) == ["a", "a/b"]
-    full.author.call("SkillDefService.RetireSkillDef", name="a/b")
+    changed(full.author, "SkillDefService.RetireSkillDef", name="a/b")
     full.author.call("SkillDefService.CreateSkillDef", name="a/a", source=skill_md("a"))
     full.author.call("SkillDefService.CreateSkillDef", name="a/d", source=skill_md("d"))
     rest = [name for page in pages for name in _names(page)]

@@ -7,7 +7,7 @@ import pytest
 from substrate.api.v1 import catalog_pb2
 from substrate.domain.identity import Role
 from tests.servers import Cluster, TestTenant
-from tests.skills import add_version, refused, skill_md
+from tests.skills import add_version, changed, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows, value
 
@@ -52,7 +52,7 @@ def test_promotion_puts_any_version_in_effect(cluster: Cluster, tenant: TestTena
         cluster, "SELECT key_id FROM keys WHERE tenant_id = %s ORDER BY created_at DESC LIMIT 1", tenant.name
     )
     for version in (2, 1, 2):
-        done = reviewer.call("SkillDefService.PromoteSkillDef", name="doc/query", version=version)
+        done = changed(reviewer, "SkillDefService.PromoteSkillDef", name="doc/query", version=version)
         assert (done.skill_def.active_version, done.skill_def.latest_version) == (version, 2)
         assert (done.winner.origin, _origin(tenant)) == (f"tenant:v{version}",) * 2
         found = _call(tenant, "GetSkillDef", version=version).version

@@ -4,7 +4,7 @@ import pytest
 
 from substrate.api.v1 import catalog_pb2
 from tests.servers import Cluster, TestTenant
-from tests.skills import add_version, refused, skill_md
+from tests.skills import add_version, changed, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import change, rows, value
 
@@ -97,7 +97,7 @@ def test_a_new_skill_over_a_bundled_one_says_what_it_shadows(tenant: TestTenant)
 
 
 def test_a_skill_created_under_a_disabled_name_stands_before_nothing_yet(tenant: TestTenant) -> None:
-    tenant.author.call("SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
+    changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
     made = tenant.author.call("SkillDefService.CreateSkillDef", name="doc/query", source=skill_md("query"))
     assert made.skill_def.disabled
     assert not made.HasField("winner")
@@ -108,9 +108,9 @@ def test_a_skill_created_under_a_disabled_name_stands_before_nothing_yet(tenant:
 def test_a_name_that_the_tenant_has_is_refused(cluster: Cluster, tenant: TestTenant, state: str) -> None:
     _create(tenant, promote=state != "draft")
     if state == "retired":
-        tenant.author.call("SkillDefService.RetireSkillDef", name="own/mine")
+        changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/mine")
     if state == "disabled":
-        tenant.author.call("SkillDefService.SetSkillDisabled", name="own/mine", disabled=True)
+        changed(tenant.author, "SkillDefService.SetSkillDisabled", name="own/mine", disabled=True)
     before = rows(cluster, "SELECT * FROM skill_def_versions WHERE tenant_id = %s", tenant.name)
     failed = refused(
         tenant.author, "SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine", "Another.\n")
@@ -156,7 +156,7 @@ def test_get_takes_a_version_and_else_the_one_in_effect_or_the_newest(cluster: C
     assert second == 2
     assert got() == got(2) == (2, skill_md("mine", "\nSecond.\n"))
     assert got(1) == (1, skill_md("mine", "\nDo it.\n"))
-    tenant.author.call("SkillDefService.PromoteSkillDef", name="own/mine", version=1)
+    changed(tenant.author, "SkillDefService.PromoteSkillDef", name="own/mine", version=1)
     assert got()[0] == 1
     failed = refused(tenant.author, "SkillDefService.GetSkillDef", name="own/mine", version=3)
     assert (failed.code, failed.reason) == ("NOT_FOUND", "VERSION_NOT_FOUND")

@@ -9,7 +9,7 @@ import pytest
 from substrate.domain.identity import Role
 from tests.rpc.rich import rich_server, rich_tenant
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 
 TOOL = "SkillService.CallSkillTool"
 FRAME = '<skill name="doc/plain" location="skill://doc/plain">\nPlainly.\n\n</skill>'
@@ -111,7 +111,7 @@ def test_a_skill_cannot_break_out_of_its_frame(rich: TestTenant) -> None:
     assert "<|im_start|>" not in answer.text
     typed = rich.runtime.call("SkillService.InvokeSkill", agent="docs", name="doc/evil")
     assert typed.body == body
-    rich.author.call("SkillDefService.RetireSkillDef", name="doc/evil")
+    changed(rich.author, "SkillDefService.RetireSkillDef", name="doc/evil")
 
 
 @pytest.mark.parametrize(

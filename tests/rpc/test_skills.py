@@ -13,7 +13,7 @@ from substrate.domain.tokens import page_token
 from substrate.rpc.client import CallFailed
 from tests.rpc.rich import AGENTS, EVERY_NAME, rich_server, rich_tenant
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 
 LIST = "SkillService.ListSkills"
 KINDS = ("CALLER_KIND_MODEL", "CALLER_KIND_USER")
@@ -103,11 +103,11 @@ def test_pages_do_not_repeat_or_miss_a_name_while_others_come_and_go(rich: TestT
     seen = [entry.name for entry in page.skills]
     before = names(rich, agent="docs")
     rich.author.call("SkillDefService.CreateSkillDef", name="doc/aa", source=skill_md("aa"))
-    rich.author.call("SkillDefService.SetSkillDisabled", name=before[0], disabled=True)
+    changed(rich.author, "SkillDefService.SetSkillDisabled", name=before[0], disabled=True)
     rest = rich.runtime.call(LIST, agent="docs", page_token=page.next_page_token)
     assert seen + [entry.name for entry in rest.skills] == before
-    rich.author.call("SkillDefService.SetSkillDisabled", name="doc/aa", disabled=True)
-    rich.author.call("SkillDefService.SetSkillDisabled", name=before[0], disabled=False)
+    changed(rich.author, "SkillDefService.SetSkillDisabled", name="doc/aa", disabled=True)
+    changed(rich.author, "SkillDefService.SetSkillDisabled", name=before[0], disabled=False)
     assert names(rich, agent="docs") == before
 
 

@@ -54,7 +54,7 @@ def test_invoking_and_being_refused_follow_it_too(two: tuple[TestTenant, TestTen
     assert refused(tenant.runtime, INVOKE, name="doc/none", **HOUR).reason == "SKILL_NOT_FOUND"
     assert tenant.runtime.call(INVOKE, name="doc/query", agent="doc-manager").origin == "tenant:v1"
     recorded = tenant.author.call("AuditService.QueryAuditEvents", verb="invoke", page_size=3)
-    assert recorded.events[-1].decision_id == old.decision_id
+    assert recorded.events[-1].id == old.decision_id
 
 
 def test_a_state_that_was_confirmed_too_long_ago_is_not_enough(two: tuple[TestTenant, TestTenant]) -> None:

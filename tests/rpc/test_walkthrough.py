@@ -4,6 +4,7 @@ import pytest
 
 from substrate.rpc.client import CallFailed
 from tests.servers import TestTenant
+from tests.skills import changed
 
 SOURCE = """---
 name: chunk-review
@@ -35,7 +36,7 @@ def test_a_tenants_skill_shadows_a_bundled_one_until_it_is_retired(tenant: TestT
     assert f"shadows {bundled.origin}" in told.text
     assert [(trial.entry, trial.decided) for trial in told.trials] == [("doc/*", True)]
 
-    tenant.author.call("SkillDefService.RetireSkillDef", name="doc/chunk-review")
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="doc/chunk-review")
     again = tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/chunk-review")
     assert again.body == bundled.body
 

@@ -9,7 +9,7 @@ import pytest
 from substrate.domain.identity import Role
 from substrate.rpc.client import CallFailed, Client
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 from tests.store.chain import events, faults
 from tests.store.owner import value
 
@@ -94,7 +94,7 @@ def test_a_stale_yes_is_corrected(cluster: Cluster, elsewhere: Elsewhere) -> Non
     tenant = elsewhere.here
     elsewhere.create("doc/mine")
     tenant.runtime.call("SkillService.InvokeSkill", **OWN)
-    elsewhere.author.call("SkillDefService.RetireSkillDef", name="doc/mine")
+    changed(elsewhere.author, "SkillDefService.RetireSkillDef", name="doc/mine")
     assert refused(tenant.runtime, "SkillService.InvokeSkill", **OWN).reason == "SKILL_NOT_FOUND"
     expected = [("invoke", ""), ("create", ""), ("invoke", ""), ("retire", ""), ("invoke", "SKILL_NOT_FOUND")]
     assert _verbs(cluster, tenant) == expected
@@ -112,7 +112,7 @@ def test_a_stale_no_is_corrected(cluster: Cluster, elsewhere: Elsewhere) -> None
 def test_a_stale_allowlist_neither_admits_nor_refuses(elsewhere: Elsewhere) -> None:
     tenant = elsewhere.here
     for skills, reason in ((["-*"], "SKILL_NOT_PERMITTED"), (["doc/*"], ""), (["doc/query", "-*"], "")):
-        elsewhere.author.call("AgentService.PutAgent", agent={"name": "doc-manager", "skills": skills})
+        changed(elsewhere.author, "AgentService.PutAgent", agent={"name": "doc-manager", "skills": skills})
         if reason:
             assert refused(tenant.runtime, "SkillService.InvokeSkill", **INVOKE).reason == reason
         else:
@@ -121,13 +121,13 @@ def test_a_stale_allowlist_neither_admits_nor_refuses(elsewhere: Elsewhere) -> N
 
 def test_a_change_is_checked_again_on_the_state_that_it_changes(cluster: Cluster, elsewhere: Elsewhere) -> None:
     tenant = elsewhere.here
-    elsewhere.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["doc/*"]})
+    changed(elsewhere.author, "AgentService.PutAgent", agent={"name": "helper", "skills": ["doc/*"]})
     bound = tenant.bound(Role.AUTHOR, "helper")
     create = {"name": "doc/mine", "source": skill_md("mine")}
     assert bound.call("SkillDefService.ListSkillDefs").total_size == 0
-    elsewhere.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["own/*"]})
+    changed(elsewhere.author, "AgentService.PutAgent", agent={"name": "helper", "skills": ["own/*"]})
     assert refused(bound, "SkillDefService.CreateSkillDef", **create).reason == "SKILL_NOT_PERMITTED"
     assert value(cluster, "SELECT count(*) FROM skill_defs WHERE tenant_id = %s", tenant.name) == 0
-    elsewhere.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["doc/*"]})
+    changed(elsewhere.author, "AgentService.PutAgent", agent={"name": "helper", "skills": ["doc/*"]})
     bound.call("SkillDefService.CreateSkillDef", **create)
     assert faults(cluster, tenant.name) == []

@@ -96,7 +96,9 @@ def refusal(
     resolution = catalog.resolve(SkillRef(name))
     if resolution.winner is None:
         return unresolved(resolution)
-    return barrier_of_tools(resolution.ref.name, tools_of(resolution.winner), agent) or barrier_of_caller(resolution.winner, kind, paths)
+    return barrier_of_tools(resolution.ref.name, tools_of(resolution.winner), agent) or barrier_of_caller(
+        resolution.winner, kind, paths
+    )
 
 
 @settings(max_examples=250, deadline=None)

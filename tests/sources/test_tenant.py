@@ -13,7 +13,7 @@ from substrate.sources.static import load_static
 from substrate.sources.tenant import TenantSource, TenantState, read_layers, read_state
 from substrate.store.session import Database
 from tests.servers import Cluster, TestTenant
-from tests.skills import add_version, skill_md
+from tests.skills import add_version, changed, skill_md
 from tests.store.owner import change, value
 
 NAME = SkillName("doc/query")
@@ -67,8 +67,8 @@ def test_a_state_holds_layers_agents_and_keys_of_one_revision(
     _create(tenant)
     _create(tenant, "own/draft", promote=False)
     _create(tenant, "own/gone")
-    tenant.author.call("SkillDefService.RetireSkillDef", name="own/gone")
-    tenant.author.call("SkillDefService.SetSkillDisabled", name="doc/chunk-add", disabled=True, reason="Why not.")
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/gone")
+    changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/chunk-add", disabled=True, reason="Why not.")
     tenant.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["doc/*"]})
     state = _load(source, tenant)
     assert state.revision == value(cluster, "SELECT catalog_revision FROM tenants WHERE tenant_id = %s", tenant.name)
@@ -98,7 +98,7 @@ def test_a_state_is_of_one_moment_whatever_is_committed_meanwhile(
     before = _load(source, tenant)
     with database.tenant(TenantId(tenant.name), snapshot=True) as connection:
         first = read_state(connection, TenantId(tenant.name))
-        tenant.author.call("SkillDefService.RetireSkillDef", name=NAME)
+        changed(tenant.author, "SkillDefService.RetireSkillDef", name=NAME)
         tenant.author.call("AgentService.PutAgent", agent={"name": "new"})
         tenant.server.key(tenant.name, Role.AUTHOR)
         second = read_state(connection, TenantId(tenant.name))
@@ -109,7 +109,7 @@ def test_a_state_is_of_one_moment_whatever_is_committed_meanwhile(
 def test_the_layers_of_one_name_are_those_of_all_names_narrowed(database: Database, tenant: TestTenant) -> None:
     for name in (NAME, "own/other"):
         _create(tenant, name)
-        tenant.author.call("SkillDefService.SetSkillDisabled", name=name, disabled=True)
+        changed(tenant.author, "SkillDefService.SetSkillDisabled", name=name, disabled=True)
     with database.tenant(TenantId(tenant.name)) as connection:
         narrowed = read_layers(connection, TenantId(tenant.name), NAME)
         whole = read_layers(connection, TenantId(tenant.name))
@@ -169,7 +169,7 @@ def test_a_version_other_than_the_active_one_is_read_when_it_is_asked_for(
     _create(tenant)
     add_version(cluster, tenant.name, NAME, skill_md("query", "Second.\n"))
     add_version(cluster, tenant.name, NAME, skill_md("query", "Third.\n"))
-    tenant.author.call("SkillDefService.PromoteSkillDef", name=NAME, version=2)
+    changed(tenant.author, "SkillDefService.PromoteSkillDef", name=NAME, version=2)
     catalog = Catalog(_load(source, tenant).layers, static)
 
     def resolved(reference: str) -> tuple[Outcome, str]:

@@ -11,7 +11,7 @@ from psycopg import sql
 from substrate.store.session import DatabaseRole
 from substrate.store.tables import metadata
 from tests.servers import Cluster, RunningServer
-from tests.skills import skill_md
+from tests.skills import changed, skill_md
 from tests.store.owner import connect
 
 TENANT_TABLES = sorted(table.name for table in metadata.tables.values() if "tenant_id" in table.c)
@@ -72,7 +72,7 @@ def used_pair(server: RunningServer) -> Pair:
     for _ in range(2):
         tenant = server.tenant()
         tenant.author.call("SkillDefService.CreateSkillDef", name="doc/mine", source=skill_md("mine"))
-        tenant.author.call("SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
+        changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
         tenant.author.call("AgentService.PutAgent", agent={"name": "helper"})
         names.append(tenant.name)
     return Pair(*names)
