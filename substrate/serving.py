@@ -19,7 +19,7 @@ import structlog
 from substrate import logs
 from substrate.bootstrap import DEFAULT_TENANT, App, SystemClock, assemble, freeze, reload_static, report
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import Candidate
+from substrate.domain.candidates import Candidate
 from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of
 from substrate.domain.errors import InvalidConfig
 from substrate.domain.identity import Role

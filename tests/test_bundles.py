@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from substrate.domain.arguments import substitute
-from substrate.domain.catalog import Candidate
+from substrate.domain.candidates import Candidate
 from substrate.domain.names import AgentName
 from substrate.domain.skillmd import content_sha256, parse_strict
 from substrate.sources.bundles import read_file

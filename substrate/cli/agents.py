@@ -13,7 +13,7 @@ from substrate.cli import output
 from substrate.cli.connection import Remote, connected, refusals
 from substrate.cli.parameters import TextFile
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import LayerKind
+from substrate.domain.candidates import LayerKind
 from substrate.domain.plainyaml import PlainYamlError, load
 
 _MAX_FILE_BYTES = 256 * 1024

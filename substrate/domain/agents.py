@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from substrate.domain.catalog import LayerKind
+from substrate.domain.candidates import LayerKind
 from substrate.domain.errors import InvalidAgent, InvalidAllowlist, InvalidName, Violation
 from substrate.domain.names import AgentName, SkillName, parse_agent_name, parse_pin, parse_skill_name
 from substrate.domain.skillmatch import Allowlist
@@ -28,11 +28,14 @@ MAX_DEFINITION_DEPTH = 64
 _SHOWN = 80
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
+_PIN = "a version from v1 to v999999999 or a label"
+
 SCOPES_REFUSED = (
     "skill_def_scopes is no longer accepted, whatever it holds. Either move its patterns into the agent's `skills` "
     "allowlist, or delete the field if the agent needs no limit."
 )
 _FIELDS = ("description", "tools", "skills", "definition")
+_OWN_FIELDS = (*_FIELDS, "pins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,13 @@ def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
     if not isinstance(data, Mapping):
         violations.append(Violation("", "An agent is a mapping of description, tools, skills and definition."))
         raise InvalidAgent(*violations)
+    # Bundles and configuration come to many tenants, whose versions and labels they cannot know.
+    fields = _OWN_FIELDS if kind is LayerKind.TENANT else _FIELDS
     for key in data:
         if key == "skill_def_scopes":
             violations.append(Violation("skill_def_scopes", SCOPES_REFUSED))
-        elif key not in _FIELDS and not (key == "pins" and kind is LayerKind.TENANT):
-            violations.append(Violation(str(key)[:_SHOWN], f"Unknown field; an agent has {', '.join(_FIELDS)}."))
+        elif key not in fields:
+            violations.append(Violation(str(key)[:_SHOWN], f"Unknown field; an agent has {', '.join(fields)}."))
     description = data.get("description", "")
     if not isinstance(description, str) or len(description) > MAX_AGENT_DESCRIPTION or _UNSTORABLE.search(description):
         advice = f"Must be text of at most {MAX_AGENT_DESCRIPTION} characters, without NUL and lone surrogates."
@@ -109,7 +114,7 @@ def parse_agent(name: str, data: object, kind: LayerKind, origin: str) -> Agent:
     tools = _tools(data, violations)
     allowlist = _allowlist(data, violations)
     definition = _definition(data, violations)
-    pins = _pins(data.get("pins", {}), violations)
+    pins = _pins(data.get("pins", {}), violations) if kind is LayerKind.TENANT else {}
     if violations:
         raise InvalidAgent(*violations)
     return Agent(AgentName(name), str(description), tools, allowlist, definition, kind, origin, pins=pins)
@@ -156,17 +161,21 @@ def _pins(data: object, violations: list[Violation]) -> dict[SkillName, str]:
     if len(data) > MAX_PINS:
         violations.append(Violation("pins", f"At most {MAX_PINS} pins are allowed; these are {len(data)}."))
         return {}
-    pins: dict[SkillName, str] = {}
     for name, pin in data.items():
-        field = f"pins[{str(name)[:_SHOWN]}]"
+        place = f"pins[{str(name)[:_SHOWN]}]"
+        if not isinstance(name, str) or not isinstance(pin, str):
+            violations.append(Violation(place, f"Both must be text: a skill's name, and {_PIN}."))
+            continue
         try:
-            skill = parse_skill_name(str(name), field)
-            parse_pin(str(pin), field)
+            parse_skill_name(name, place)
         except InvalidName as error:
             violations.extend(error.violations)
-        else:
-            pins[skill] = str(pin)
-    return dict(sorted(pins.items()))
+        try:
+            parse_pin(pin, place)
+        except InvalidName as error:
+            advice = f"{error.message} Pin to {_PIN}."
+            violations.append(Violation(place, advice))
+    return {SkillName(name): pin for name, pin in sorted(data.items())} if not violations else {}
 
 
 def _definition(data: Mapping[str, object], violations: list[Violation]) -> str:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from substrate.domain.catalog import Resolution
+from substrate.domain.candidates import Resolution
 from substrate.domain.names import TenantId
 from substrate.domain.skillmatch import Allowlist, Decision
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from substrate.domain.catalog import SkillFile
+from substrate.domain.candidates import SkillFile
 from substrate.domain.skillheader import SkillHeader, header_to_plain
 
 MAX_COMPARED = 4_000_000

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import Candidate, Catalog, Resolution
+from substrate.domain.candidates import Candidate, Resolution
+from substrate.domain.catalog import Catalog
 from substrate.domain.eligibility import usable
 from substrate.domain.names import AgentName, SkillName, SkillRef
 

@@ -9,7 +9,8 @@ from enum import Enum
 
 from substrate.domain.agents import Agent, uncovered
 from substrate.domain.audit import DecidingEntry, deciding_entry
-from substrate.domain.catalog import Candidate, Catalog, Outcome, Resolution
+from substrate.domain.candidates import Candidate, Outcome, Resolution
+from substrate.domain.catalog import Catalog
 from substrate.domain.errors import (
     InvocationNotAllowed,
     SkillIneligible,

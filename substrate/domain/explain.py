@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from substrate.domain.agents import Agent
 from substrate.domain.audit import DecidingEntry, deciding_entry
-from substrate.domain.catalog import Candidate, CandidateState, LayerKind, NameMode, Outcome, Resolution
+from substrate.domain.candidates import Candidate, CandidateState, LayerKind, Outcome, Resolution
+from substrate.domain.catalog import NameMode
 from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved
 from substrate.domain.skillmatch import Allowlist, Reason
 

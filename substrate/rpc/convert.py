@@ -10,7 +10,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from substrate.api.v1 import catalog_pb2 as pb
 from substrate.domain.audit import DecidingEntry
-from substrate.domain.catalog import Candidate, CandidateState, LayerKind, NameMode, Resolution, SkillFile
+from substrate.domain.candidates import Candidate, CandidateState, LayerKind, Resolution, SkillFile
+from substrate.domain.catalog import NameMode
 from substrate.domain.eligibility import CallerKind
 from substrate.domain.errors import InvalidArgument
 from substrate.domain.explain import why

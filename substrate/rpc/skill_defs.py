@@ -4,7 +4,7 @@ from grpc import ServicerContext
 
 from substrate.api.v1 import skill_defs_pb2 as pb
 from substrate.api.v1.skill_defs_pb2_grpc import SkillDefServiceServicer
-from substrate.domain.catalog import CandidateState, LayerKind
+from substrate.domain.candidates import CandidateState, LayerKind
 from substrate.rpc import convert
 from substrate.rpc import skill_def_messages as messages
 from substrate.rpc.interceptors import call_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from substrate.domain.agents import SCOPES_REFUSED, Agent, parse_agent
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
-from substrate.domain.catalog import LayerKind
+from substrate.domain.candidates import LayerKind
 from substrate.domain.errors import (
     AgentNotFound,
     EtagMismatch,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from substrate.domain.archives import MAX_ARCHIVE_BYTES, PackedSkill, pack, unpack
 from substrate.domain.audit import Verb
-from substrate.domain.catalog import Candidate
+from substrate.domain.candidates import Candidate
 from substrate.domain.errors import InvalidSkill, TooLarge, Violation
 from substrate.domain.identity import Role
 from substrate.domain.names import SkillName

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from substrate.domain.catalog import Catalog, NameMode, Standing
+from substrate.domain.candidates import Standing
+from substrate.domain.catalog import Catalog, NameMode
 from substrate.domain.effect import Effect, effect_of
 from substrate.domain.eligibility import barrier_of_tools
 from substrate.domain.errors import (

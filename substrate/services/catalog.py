@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from substrate.domain.audit import DecidingEntry, Verb, deciding_entry
-from substrate.domain.catalog import NameMode, Resolution
+from substrate.domain.candidates import Resolution
+from substrate.domain.catalog import NameMode
 from substrate.domain.identity import Role
 from substrate.domain.names import SkillRef
 from substrate.services.access import acting_agent, require_role

@@ -6,7 +6,7 @@ there is. What is quarantined is refused here too: nobody can say what it was.
 
 from dataclasses import dataclass
 
-from substrate.domain.catalog import Candidate, LayerKind, Standing
+from substrate.domain.candidates import Candidate, LayerKind, Standing
 from substrate.domain.eligibility import unresolved
 from substrate.domain.errors import InvalidName, SkillNotFound, SkillQuarantined, VersionNotFound
 from substrate.domain.names import QualifierKind, SkillName, SkillRef, parse_pin, parse_skill_ref

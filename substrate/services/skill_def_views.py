@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 
 from substrate.domain.audit import Verb
-from substrate.domain.catalog import Candidate, Catalog, Resolution, Standing
+from substrate.domain.candidates import Candidate, Resolution, Standing
+from substrate.domain.catalog import Catalog
 from substrate.domain.difference import FieldDifference, body_difference, differing_files, field_differences
 from substrate.domain.errors import InvalidArgument, InvalidPageToken
 from substrate.domain.identity import Role

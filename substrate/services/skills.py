@@ -10,7 +10,7 @@ from functools import partial
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
 from substrate.domain.audit import DecidingEntry, Verb
-from substrate.domain.catalog import Candidate, LayerKind, Resolution, SkillFile
+from substrate.domain.candidates import Candidate, LayerKind, Resolution, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
 from substrate.domain.identity import Role

@@ -9,7 +9,7 @@ import structlog
 
 from substrate.domain.agents import Agent
 from substrate.domain.audit import AuditEvent, DecidingEntry, EventOutcome, Verb, candidate_fields
-from substrate.domain.catalog import Resolution
+from substrate.domain.candidates import Resolution
 from substrate.domain.errors import SubstrateError
 from substrate.domain.identity import Principal
 from substrate.domain.names import AgentName, SkillName, TenantId

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from substrate.domain.archives import files_problems
-from substrate.domain.catalog import Candidate, SkillFile, pairs_of
+from substrate.domain.candidates import Candidate, SkillFile, pairs_of
 from substrate.domain.errors import InvalidSkill
 from substrate.domain.names import SkillName
 from substrate.domain.quotas import require

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import Candidate, Layer, LayerKind, SkillFile, Standing
+from substrate.domain.candidates import Candidate, Layer, LayerKind, SkillFile, Standing
 from substrate.domain.characters import shown
 from substrate.domain.errors import SkillChanged, SkillFileNotFound, Violation
 from substrate.domain.names import SkillName, skill_name_problem, slug_problem

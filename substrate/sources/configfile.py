@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import LayerKind
+from substrate.domain.candidates import LayerKind
 from substrate.domain.characters import shown
 from substrate.domain.errors import InvalidAgent, InvalidConfig, Violation
 from substrate.domain.plainyaml import MAX_BYTES, MAX_DEPTH, Document, Plain, PlainYamlError, load

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import Candidate, Layer, LayerKind, NameMode
+from substrate.domain.candidates import Candidate, Layer, LayerKind
+from substrate.domain.catalog import NameMode
 from substrate.domain.characters import shown
 from substrate.domain.errors import InvalidSkill, Violation
 from substrate.domain.frontmatter import KNOWN_KEYS

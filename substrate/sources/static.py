@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from substrate.domain.agents import Agent
-from substrate.domain.catalog import Candidate, Layer, LayerKind, NameModes, StaticCatalog
+from substrate.domain.candidates import Candidate, Layer, LayerKind
+from substrate.domain.catalog import NameModes, StaticCatalog
 from substrate.domain.errors import InvalidConfig, Violation
 from substrate.domain.names import AgentName
 from substrate.sources import bundles

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Resolution, Standing, Versions, pairs_of
+from substrate.domain.candidates import Candidate, Layer, LayerKind, Resolution, Standing, Versions, pairs_of
+from substrate.domain.catalog import Catalog
 from substrate.domain.errors import InvalidInput, SkillQuarantined
 from substrate.domain.identity import Key
 from substrate.domain.names import AgentName, KeyId, SkillName, SkillRef, TenantId

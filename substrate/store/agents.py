@@ -13,8 +13,8 @@ from substrate.domain.names import AgentName, TenantId
 from substrate.store.tables import agents
 
 
-def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, now: datetime, by: str) -> None:
-    """Create the agent or replace it whole."""
+def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, now: datetime, by: str) -> datetime:
+    """Create the agent or replace it whole; return when it was created."""
     values = {
         "description": agent.description,
         "tools": None if agent.tools is None else list(agent.tools),
@@ -27,7 +27,9 @@ def put(connection: Connection, tenant: TenantId, agent: Agent, revision: int, n
         "updated_by": by,
     }
     statement = insert(agents).values(tenant_id=tenant, name=agent.name, created_at=now, **values)
-    connection.execute(statement.on_conflict_do_update(index_elements=[agents.c.tenant_id, agents.c.name], set_=values))
+    statement = statement.on_conflict_do_update(index_elements=[agents.c.tenant_id, agents.c.name], set_=values)
+    created: datetime = connection.execute(statement.returning(agents.c.created_at)).scalar_one()
+    return created
 
 
 def count(connection: Connection, tenant: TenantId) -> int:

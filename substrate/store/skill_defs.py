@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from substrate.domain.catalog import SkillFile
+from substrate.domain.candidates import SkillFile
 from substrate.domain.names import SkillName, TenantId
 from substrate.store.tables import disabled_names, skill_def_versions, skill_defs, skill_files
 

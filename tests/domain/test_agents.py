@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from substrate.domain.agents import MAX_DEFINITION_BYTES, Agent, parse_agent
-from substrate.domain.catalog import LayerKind
+from substrate.domain.candidates import LayerKind
 from substrate.domain.errors import InvalidAgent
 from substrate.domain.names import SkillName
 from substrate.domain.skillmatch import Reason

@@ -22,7 +22,8 @@ from substrate.domain.audit import (
     deciding_entry,
     event_id,
 )
-from substrate.domain.catalog import Candidate, Catalog, Layer, LayerKind, Outcome, Standing, StaticCatalog
+from substrate.domain.candidates import Candidate, Layer, LayerKind, Outcome, Standing
+from substrate.domain.catalog import Catalog, StaticCatalog
 from substrate.domain.names import parse_skill_name, parse_skill_ref, parse_tenant_id
 from substrate.domain.skillmatch import Allowlist
 

@@ -7,19 +7,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from substrate.domain.catalog import (
-    Candidate,
-    CandidateState,
-    Catalog,
-    Layer,
-    LayerKind,
-    NameMode,
-    NameModes,
-    Outcome,
-    Resolution,
-    Standing,
-    StaticCatalog,
-)
+from substrate.domain.candidates import Candidate, CandidateState, Layer, LayerKind, Outcome, Resolution, Standing
+from substrate.domain.catalog import Catalog, NameMode, NameModes, StaticCatalog
 from substrate.domain.names import SkillRef, parse_skill_name, parse_skill_ref
 from substrate.domain.patterns import parse_pattern
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import Candidate, Layer, LayerKind, StaticCatalog
+from substrate.domain.candidates import Candidate, Layer, LayerKind
+from substrate.domain.catalog import StaticCatalog
 from substrate.domain.names import parse_skill_name
 from substrate.domain.skillheader import SkillHeader
 from substrate.sources.static import StaticState

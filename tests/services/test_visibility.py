@@ -6,16 +6,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from substrate.domain.agents import Agent, parse_agent
-from substrate.domain.catalog import (
-    Candidate,
-    Catalog,
-    Layer,
-    LayerKind,
-    NameMode,
-    NameModes,
-    Standing,
-    StaticCatalog,
-)
+from substrate.domain.candidates import Candidate, Layer, LayerKind, Standing
+from substrate.domain.catalog import Catalog, NameMode, NameModes, StaticCatalog
 from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import SkillNotPermitted, SubstrateError
 from substrate.domain.explain import explain

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from substrate.domain.catalog import Candidate, LayerKind, Standing
+from substrate.domain.candidates import Candidate, LayerKind, Standing
 from substrate.domain.errors import InvalidConfig, SkillChanged, SkillFileNotFound
 from substrate.domain.names import SkillName
 from substrate.sources.bundles import Bundle, load_bundle, read_body, read_file

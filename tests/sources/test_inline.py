@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from substrate.domain.agents import SCOPES_REFUSED
-from substrate.domain.catalog import LayerKind, NameMode, Standing
+from substrate.domain.candidates import LayerKind, Standing
+from substrate.domain.catalog import NameMode
 from substrate.domain.errors import Violation
 from substrate.domain.names import SkillName
 from substrate.sources.inline import MAX_CONFIG_BYTES, Config, read_config

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from substrate.domain.catalog import Candidate, Catalog, LayerKind, Outcome, Standing, StaticCatalog
+from substrate.domain.candidates import Candidate, LayerKind, Outcome, Standing
+from substrate.domain.catalog import Catalog, StaticCatalog
 from substrate.domain.errors import SkillQuarantined
 from substrate.domain.identity import Role
 from substrate.domain.names import AgentName, SkillName, TenantId, parse_skill_ref
