@@ -105,8 +105,8 @@ def test_invoking_asks_the_same_of_the_tools(tenant: TestTenant, writer: Client)
     assert (error.reason, error.metadata["tools"]) == ("TOOLS_EXCEED_AGENT", "Deploy")
 
 
-def test_an_author_that_acts_as_an_agent_is_held_to_it(tenant: TestTenant, writer: Client) -> None:
-    assert writer
+@pytest.mark.usefixtures("writer")
+def test_an_author_that_acts_as_an_agent_is_held_to_it(tenant: TestTenant) -> None:
     asked = {"name": NAME, "source": source("Deploy"), "agent": "writer"}
     assert refused(tenant.author, FORK, **asked).reason == "TOOLS_EXCEED_AGENT"
     asked = {"name": "seo/audit", "agent": "writer"}

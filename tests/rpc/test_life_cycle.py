@@ -272,12 +272,13 @@ def test_a_digest_is_verified(tenant: TestTenant) -> None:
 def test_an_etag_is_needed_and_must_be_the_present_one(tenant: TestTenant, method: str) -> None:
     stale = fork(tenant.author, "One.").skill_def.etag
     fork(tenant.author, "Two.")
-    fields = {
+    every: dict[str, dict[str, Any]] = {
         "PromoteSkillDef": {"version": 1},
         "RetireSkillDef": {},
         "SetSkillDisabled": {"disabled": True},
         "SetLabel": {"version": 1, "label": "x"},
-    }[method]
+    }
+    fields = every[method]
     error = refused(tenant.author, f"SkillDefService.{method}", name=NAME, **fields)
     assert (error.code, [field for field, _ in error.violations]) == ("INVALID_ARGUMENT", ["etag"])
     error = refused(tenant.author, f"SkillDefService.{method}", name=NAME, etag=stale, **fields)
