@@ -25,6 +25,8 @@ def effect_of(name: SkillName, before: Catalog, after: Catalog, agents: Iterable
     """Compare what `name` is to each of `agents` in the catalogs `before` and `after` a change."""
     gaining, losing, changing = [], [], []
     for agent in agents:
+        if not agent.allowlist.decide(name).allowed:
+            continue
         had, has = usable(before, agent, name), usable(after, agent, name)
         if had is None and has is not None:
             gaining.append(agent.name)

@@ -56,9 +56,7 @@ def visible(catalog: Catalog, agent: Agent) -> tuple[Visible, ...]:
 
 
 def usable(catalog: Catalog, agent: Agent, name: SkillName) -> Candidate | None:
-    """Return what `agent` gets for the bare `name`, whoever calls and whatever paths are touched, or None."""
-    if not agent.allowlist.decide(name).allowed:
-        return None
+    """Return what `agent` gets for a bare `name` that its allowlist admits, whoever calls, or None."""
     winner = catalog.resolve_for(name, agent.pins).winner
     return None if winner is None or barrier_of_tools(name, tools_of(winner), agent) else winner
 

@@ -15,7 +15,7 @@ from substrate.services.call import Call
 from substrate.services.contents import content_of, file_contents, parse_content
 from substrate.services.decisions import Decisions
 from substrate.services.trace import Trace
-from substrate.services.versions import Made, digest_of, store_version
+from substrate.services.versions import digest_of, made_of, store_version
 from substrate.store import skill_defs
 from substrate.store.session import Transaction
 
@@ -104,13 +104,13 @@ class Archives:
         *,
         promote: bool,
     ) -> Imported:
-        digest = digest_of(skill, packed.files)
+        row = skill_defs.get(connection, trace.tenant, packed.name)
+        # What is in effect is changed by who has read its etag, and by nobody else.
+        made = made_of(skill, packed.files, packed.positional_base, promote=promote and row is None)
+        digest = digest_of(made)
         known = skill_defs.versions_of_digest(connection, trace.tenant, packed.name, digest, 1)
         if known:
             return Imported(packed.name, known[0], created=False, content_sha256=digest)
-        row = skill_defs.get(connection, trace.tenant, packed.name)
-        # What is in effect is changed by who has read its etag, and by nobody else.
-        made = Made(skill, packed.files, packed.positional_base, promote and row is None)
         now = self._decisions.clock.now()
         _, version = store_version(trace, connection, packed.name, row, made, revision, now)
         return Imported(packed.name, version.version, created=True, content_sha256=digest)

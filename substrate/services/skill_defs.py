@@ -31,7 +31,6 @@ from substrate.services.call import Call
 from substrate.services.contents import (
     Content,
     content_of,
-    file_contents,
     no_version,
     parse_content,
     static_content,
@@ -40,7 +39,7 @@ from substrate.services.contents import (
 )
 from substrate.services.decisions import Decisions
 from substrate.services.trace import Trace
-from substrate.services.versions import Draft, Made, as_written, check_files, lineage_of, store_version
+from substrate.services.versions import Draft, as_written, check_files, lineage_of, made_of, store_version
 from substrate.store import labels, skill_defs
 from substrate.store.labels import Label
 from substrate.store.session import Transaction
@@ -75,7 +74,7 @@ class SkillDefs:
                 message = f"The tenant has a SkillDef '{bare}' already, in effect or as a draft; fork it to change it."
                 raise SkillDefExists(message, name=bare)
             skill = parsed[0]
-            made = Made(skill, draft.files or {}, draft.positional_base or 0, draft.promote)
+            made = made_of(skill, draft.files or {}, draft.positional_base or 0, promote=draft.promote)
             now = self._clock.now()
             row, version = store_version(trace, connection, bare, row, made, revision, now, revives=True)
             trace.details = {"version": version.version, "digest": version.content_sha256, "promoted": draft.promote}
@@ -113,12 +112,15 @@ class SkillDefs:
                 parent, inherited = outside[0]
             else:
                 parent = content_of(connection, trace, bare, parse_content(bare, origin, "from"))
-                inherited = file_contents(connection, trace, parent.candidate) if draft.files is None else {}
+                inherited = {}
             skill = parsed[0] if parsed else as_written(bare, parent)
             lineage = lineage_of(parent.candidate)
             check_tools(trace, bare, skill.header, lineage)
             base = parent.candidate.positional_base if draft.positional_base is None else draft.positional_base
-            made = Made(skill, inherited if draft.files is None else draft.files, base, draft.promote, lineage)
+            made = made_of(skill, inherited if draft.files is None else draft.files, base, promote=draft.promote)
+            if draft.files is None and not outside:
+                made = replace(made, files=parent.candidate.files)
+            made = replace(made, lineage=lineage)
             row, version = store_version(trace, connection, bare, row, made, revision, self._clock.now())
             trace.details = {
                 "version": version.version,

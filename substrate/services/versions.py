@@ -36,10 +36,14 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A version that is ready to be stored: its parsed text, its files by path, and what it was forked from."""
+    """A version that is ready to be stored: its parsed text, its files, and what it was forked from.
+
+    `contents` holds the bytes of its files by digest; those that the tenant has stored already may be left out.
+    """
 
     skill: Skill
-    files: Mapping[str, bytes]
+    files: tuple[SkillFile, ...]
+    contents: Mapping[str, bytes]
     positional_base: int
     promote: bool
     lineage: Mapping[str, Any] | None = None
@@ -106,15 +110,25 @@ def store_version(
     else:
         skill_defs.save(connection, trace.tenant, after)
     require("versions_per_skill", quotas.versions_per_skill, number)
-    contents = {_sha256(content): content for content in made.files.values()}
-    stored = skill_defs.add_version(connection, trace.tenant, version, contents)
+    stored = skill_defs.add_version(connection, trace.tenant, version, made.contents)
     require("bytes", quotas.bytes, tenants.add_bytes(connection, trace.tenant, stored))
     return after, version
 
 
-def digest_of(skill: Skill, files: Mapping[str, bytes]) -> str:
-    """Return the digest that a version with this text and these files has."""
-    return content_sha256(skill.header, skill.body, pairs_of(_listed(files)))
+def made_of(skill: Skill, files: Mapping[str, bytes], positional_base: int, *, promote: bool) -> Made:
+    """Return a version with this text and these files, which are given whole by path."""
+    listed = []
+    contents = {}
+    for path, content in sorted(files.items()):
+        sha256 = hashlib.sha256(content).hexdigest()
+        listed.append(SkillFile(path, len(content), sha256))
+        contents[sha256] = content
+    return Made(skill, tuple(listed), contents, positional_base, promote)
+
+
+def digest_of(made: Made) -> str:
+    """Return the digest that the version will have."""
+    return content_sha256(made.skill.header, made.skill.body, pairs_of(made.files))
 
 
 def _version(name: SkillName, number: int, made: Made, now: datetime, author: str, created_as: str) -> Version:
@@ -124,20 +138,12 @@ def _version(name: SkillName, number: int, made: Made, now: datetime, author: st
         header=header_to_plain(made.skill.header),
         body=made.skill.body,
         positional_base=made.positional_base,
-        content_sha256=digest_of(made.skill, made.files),
+        content_sha256=digest_of(made),
         created_at=now,
         created_by=author,
         promoted_at=now if made.promote else None,
         promoted_by=author if made.promote else None,
-        files=_listed(made.files),
+        files=made.files,
         lineage=made.lineage,
         created_as=created_as,
     )
-
-
-def _listed(files: Mapping[str, bytes]) -> tuple[SkillFile, ...]:
-    return tuple(SkillFile(path, len(content), _sha256(content)) for path, content in sorted(files.items()))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
