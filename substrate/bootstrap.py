@@ -20,6 +20,7 @@ from substrate.domain.audit import event_id
 from substrate.domain.errors import InvalidConfig, SubstrateError
 from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT, TenantId
+from substrate.rpc.admission import Admission
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
 from substrate.rpc.metrics import Metrics
@@ -136,8 +137,12 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
             tenants=TenantServicer(Tenants(decisions), Keys(decisions)),
             audit=AuditServicer(Audit(decisions, source)),
         ),
-        threads=settings.threads,
-        max_calls=settings.max_calls,
+        admission=Admission(
+            settings.threads,
+            settings.max_calls,
+            settings.workers,
+            lambda bearer: snapshots.standing(bearer, clock.now()),
+        ),
         clock=clock,
         authenticate=decisions.authenticate,
         finished=metrics.finished,
@@ -186,9 +191,18 @@ def freeze() -> None:
     gc.set_threshold(_GC_THRESHOLD)
 
 
-def migrate(owner_url: str, login_role: str = migrations.LOGIN_ROLE, login_password: str | None = None) -> None:
-    """Bring the database to the newest schema and make the role that the server logs in as."""
-    migrations.migrate(owner_url, login_role=login_role, login_password=login_password)
+def migrate(
+    owner_url: str,
+    login_role: str = migrations.LOGIN_ROLE,
+    login_password: str | None = None,
+    *,
+    restored: bool = False,
+) -> None:
+    """Bring the database to the newest schema and make the role that the server logs in as.
+
+    `restored` says that it is an older copy of the database that servers were on.
+    """
+    migrations.migrate(owner_url, login_role=login_role, login_password=login_password, restored=restored)
 
 
 def bootstrap_operator(settings: Settings) -> str:

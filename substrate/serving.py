@@ -163,7 +163,8 @@ def _serve_with_workers(
                 database.close()
             _greet(settings, settings.listen, static, keys_file)
 
-        environment = settings.environment(database_url=url, metrics_port=None, workers=1)
+        # The number of workers is left in: each of them divides the tenants' quotas of calls by it.
+        environment = settings.environment(database_url=url, metrics_port=None)
         supervisor = Supervisor(
             count=settings.workers,
             environment={**environment, "PROMETHEUS_MULTIPROC_DIR": counters},

@@ -3,12 +3,8 @@
 from typing import Any
 
 import pytest
-from psycopg.types.json import Json
 
-from substrate.domain.skillmd import content_sha256, header_to_plain, parse_strict
 from substrate.rpc.client import CallFailed, Client
-from tests.servers import Cluster
-from tests.store.owner import connect
 
 NO_ETAG = "r0"
 """The etag of a name that the tenant has said nothing of."""
@@ -51,22 +47,7 @@ def changed(client: Client, method: str, **fields: Any) -> Any:
     return client.call(method, etag=etag, **fields)
 
 
-def add_version(cluster: Cluster, tenant: str, name: str, source: str, by: str = "another") -> int:
-    """Store one more version of a SkillDef, never promoted, and return its number."""
-    skill = parse_strict(source)
-    header = Json(header_to_plain(skill.header))
-    with connect(cluster) as owner, owner.transaction():
-        owner.execute("UPDATE tenants SET catalog_revision = catalog_revision + 1 WHERE tenant_id = %s", [tenant])
-        moved = owner.execute(
-            "UPDATE skill_defs SET latest_version = latest_version + 1 WHERE (tenant_id, name) = (%s, %s)"
-            " RETURNING latest_version",
-            [tenant, name],
-        ).fetchone()
-        assert moved is not None
-        number: int = moved[0]
-        owner.execute(
-            "INSERT INTO skill_def_versions (tenant_id, name, version, header, body, positional_base, content_sha256,"
-            " created_at, created_by) VALUES (%s, %s, %s, %s, %s, 0, %s, now(), %s)",
-            [tenant, name, number, header, skill.body, content_sha256(skill.header, skill.body), by],
-        )
-    return number
+def add_version(client: Client, name: str, source: str) -> int:
+    """Store one more version of a SkillDef, a fork of its first that is not promoted, and return its number."""
+    made = client.call("SkillDefService.ForkSkillDef", name=name, source=source, **{"from": "v1"})
+    return int(made.version.version)

@@ -87,6 +87,8 @@ ALTER TABLE keys FORCE ROW LEVEL SECURITY;
 """
 
 GRANTS = """
+GRANT SELECT ON deployment TO substrate_audit;
+
 GRANT UPDATE (stored_bytes, writes_minute, writes_counted) ON tenants TO substrate_app;
 GRANT UPDATE (suspended_at, suspend_reason, quotas) ON tenants TO substrate_operator;
 

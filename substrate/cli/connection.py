@@ -66,6 +66,11 @@ class Remote:
         with self._client(method, fields) as client:
             return to_plain(client.call(method, **fields))
 
+    def raw(self, method: str, **fields: object) -> Any:
+        """Return the answer to one call as its message, for what JSON cannot hold."""
+        with self._client(method, fields) as client:
+            return client.call(method, **fields)
+
     def collect(self, method: str, field: str, limit: int = 0, **fields: object) -> dict[str, Any]:
         """Return the last page's JSON form with the entries of all pages, or of the first `limit`, in its `field`."""
         answer: dict[str, Any] = {}

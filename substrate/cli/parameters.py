@@ -1,9 +1,15 @@
-"""Values on the command line that click does not know: points in time, lengths of time, and texts from files."""
+"""Values on the command line that click does not know: times, lengths of time, texts and skills from files."""
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import click
+
+from substrate.domain.archives import SKILL_FILE
+from substrate.sources.disk import Unreadable, list_folder, read_regular
 
 _DISTANCE = re.compile(r"([0-9]+)([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -49,6 +55,59 @@ class Length(click.ParamType[timedelta]):
             return timedelta(**{_UNITS[unit]: int(amount)})
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no length of time such as 90m, 24h or 30d.", param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillSource:
+    """A skill as its author has it on disk: the text of its SKILL.md and, from a folder, its other files by path."""
+
+    text: str
+    files: Mapping[str, bytes] | None = None
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of a request that carry it."""
+        if self.files is None:
+            return {"source": self.text}
+        listed = [{"path": path, "content": content} for path, content in self.files.items()]
+        return {"source": self.text, "files": {"files": listed}}
+
+
+class SkillPath(click.ParamType[SkillSource]):
+    """Reads a SKILL.md, or a folder with one and the skill's files, or stdin for ``-``."""
+
+    name = "path"
+
+    def convert(
+        self, value: str | SkillSource, param: click.Parameter | None, ctx: click.Context | None
+    ) -> SkillSource:
+        """Return what is there; a usage error when it cannot be read, and for links in a folder."""
+        if isinstance(value, SkillSource):
+            return value
+        if value == "-" or not Path(value).is_dir():
+            return SkillSource(TextFile().convert(value, param, ctx))
+        try:
+            files = dict(_files(value))
+        except Unreadable as error:
+            self.fail(str(error), param, ctx)
+        if SKILL_FILE not in files:
+            self.fail(f"{value} holds no {SKILL_FILE}.", param, ctx)
+        return SkillSource(TextFile().convert(f"{value}/{SKILL_FILE}", param, ctx), _without(files, SKILL_FILE))
+
+
+def _files(folder: str, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yield path and bytes of every file below `folder`; raise Unreadable, which names it, for what is none."""
+    for entry in list_folder(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(entry.path, f"{prefix}{entry.name}/")
+            continue
+        try:
+            yield f"{prefix}{entry.name}", read_regular(entry.path)
+        except Unreadable as error:
+            raise Unreadable(f"{entry.path} {error}") from None
+
+
+def _without(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
+    return {other: content for other, content in files.items() if other != path}
 
 
 class TextFile(click.ParamType[str]):

@@ -55,13 +55,21 @@ def serve(*, worker: bool, **overrides: object) -> None:
 @click.option("--database-url", metavar="URL", help="The database, as a role that may create tables and roles.")
 @click.option("--login-role", metavar="NAME", default="substrate_server", show_default=True, help="The server's role.")
 @click.option("--login-password-file", "password", type=TextFile(), help="A file with its new password; - is stdin.")
+@click.option(
+    "--restored", is_flag=True, help="The database is an older copy: refuse the catalog tokens that were given before."
+)
 @_json
-def migrate(database_url: str | None, login_role: str, password: str | None, *, as_json: bool) -> None:
-    """Bring a database to the newest schema and make the role that the server logs in as."""
+def migrate(database_url: str | None, login_role: str, password: str | None, *, restored: bool, as_json: bool) -> None:
+    """Bring a database to the newest schema and make the role that the server logs in as.
+
+    A dump loaded elsewhere, a recovery to a point in time and a promoted standby are told apart from what they were
+    without --restored. A copy of the data files is not: run this with --restored on it before a server uses it.
+    """
     from substrate import bootstrap  # noqa: PLC0415 - see the module's docstring.
 
+    new_password = password and password.rstrip("\r\n")
     with refusals(*bootstrap.START_ERRORS):
-        bootstrap.migrate(_required_url(database_url), login_role, password and password.rstrip("\r\n"))
+        bootstrap.migrate(_required_url(database_url), login_role, new_password, restored=restored)
     output.show({"login_role": login_role}, f"The database is ready; serve as {login_role}.\n", as_json=as_json)
 
 

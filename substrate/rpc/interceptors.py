@@ -5,15 +5,11 @@ in the handler's thread. Messages are decoded and encoded there too: a message t
 error, and an answer may be bytes already.
 """
 
-import os
-import re
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -21,9 +17,11 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from substrate.domain.errors import InvalidMessage, Overloaded, SubstrateError, TooLarge
-from substrate.domain.identity import Bearer, missing_key, parse_bearer
+from substrate.domain.errors import InvalidMessage, SubstrateError, TooLarge
+from substrate.domain.identity import missing_key
+from substrate.domain.names import TenantId
 from substrate.rpc import errors
+from substrate.rpc.admission import Admission, Arrival
 from substrate.services.call import Call
 from substrate.services.judging import Clock
 
@@ -31,7 +29,6 @@ MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
 _log = structlog.get_logger("substrate.calls")
 
-_CALL_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEALTH = "/grpc.health.v1.Health/"
 _REFLECTION = "/grpc.reflection."
 
@@ -39,52 +36,10 @@ Handler: TypeAlias = Any  # grpc's handlers are generic in the stubs alone.
 Behaviour = Callable[[Any, Any], Any]
 
 
-class CountedPool(ThreadPoolExecutor):
-    """A thread pool that knows how many calls it holds, running and waiting."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__(max_workers=threads, thread_name_prefix="call", initializer=_wait_when_woken)
-        self._held = 0
-        self._lock = threading.Lock()
-
-    @property
-    def held(self) -> int:
-        """How many calls have been put and are not finished."""
-        return self._held
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Put a call, counted until it is finished."""
-        self._count(1)
-        try:
-            return super().submit(self._run, fn, *args, **kwargs)
-        except BaseException:
-            self._count(-1)
-            raise
-
-    def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            self._count(-1)
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self._held += more
-
-
-def _wait_when_woken() -> None:
-    """Keep this thread from interrupting the one that wakes it: that one holds Python's lock, so it would have to wait.
-
-    Each call is woken three times; not to interrupt saves a tenth of a busy core.
-    """
-    with suppress(OSError):  # It is only a hint, and a sandbox may forbid it.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 class Aside:
     """Threads for what must be answered however busy the server is: each kind has its own, so none starves another.
 
-    `health` answers checks, `refusals` says OVERLOADED, `streams` holds reflection, which may stay open.
+    `health` answers checks, `refusals` says why a call is not admitted, `streams` holds reflection, which stays open.
     """
 
     def __init__(self, threads: int = 4) -> None:
@@ -101,28 +56,25 @@ class Aside:
 class Calls(grpc.ServerInterceptor):
     """Wraps every method.
 
-    `admitted` is how many calls may be held before more are refused as OVERLOADED. What must be answered even then has
-    small pools of its own in `aside`. `authenticate` admits a bearer to reflection. `finished` is told of every call:
-    its method, its code and how many seconds it took.
+    `admission` says which calls are taken in hand. What must be answered even when none is has small pools of its own
+    in `aside`. `authenticate` admits a bearer to reflection. `finished` is told of every call: its method, its code and
+    how many seconds it took.
     """
 
     def __init__(
         self,
-        pool: CountedPool,
-        aside: "Aside",
-        admitted: int,
+        admission: Admission,
+        aside: Aside,
         clock: Clock,
         authenticate: Callable[[Call], None],
         finished: Callable[[str, str, float], None],
     ) -> None:
-        self._pool = pool
+        self._admission = admission
         self._aside = aside
-        self._admitted = admitted
         self._clock = clock
         self._authenticate = authenticate
         self._finished = finished
-        self._wrapped: dict[str, Handler] = {}
-        self._refusing: dict[str, Handler] = {}
+        self._wrapped: dict[str, _Wrapped] = {}
 
     def intercept_service(
         self,
@@ -131,33 +83,41 @@ class Calls(grpc.ServerInterceptor):
     ) -> Handler:
         """Return who handles the call; nothing here may block."""
         method = handler_call_details.method
-        if self._pool.held >= self._admitted and not method.startswith(_HEALTH):
-            return self._refusal(method)
         known = self._wrapped.get(method)
         if known is None:
             found = continuation(handler_call_details)
             if found is None:
                 return None
             known = self._wrapped[method] = self._wrap(method, found)
-        return known
+        if method.startswith(_HEALTH):
+            return known.proven
+        if method.startswith(_REFLECTION):
+            try:
+                self._admission.require_room()
+            except SubstrateError as error:
+                return self._refusal(method, error, None)
+            return known.proven
+        arrival = Arrival(handler_call_details.invocation_metadata)
+        try:
+            pool = self._admission.admit(arrival)
+        except SubstrateError as error:
+            return self._refusal(method, error, arrival.tenant)
+        return known.proven if pool is self._admission.proven else known.unproven
 
-    def _wrap(self, method: str, handler: Any) -> Handler:
+    def _wrap(self, method: str, handler: Any) -> "_Wrapped":
         if method.startswith(_HEALTH):
             if handler.unary_unary is None:
-                return grpc.unary_stream_rpc_method_handler(
-                    self._watch(handler.unary_stream), handler.request_deserializer, handler.response_serializer
-                )
-            return grpc.unary_unary_rpc_method_handler(
-                _on(self._aside.health, handler.unary_unary), handler.request_deserializer, handler.response_serializer
-            )
+                behaviour = self._watch(handler.unary_stream)
+                return _aside(grpc.unary_stream_rpc_method_handler, behaviour, handler)
+            behaviour = _on(self._aside.health, handler.unary_unary)
+            return _aside(grpc.unary_unary_rpc_method_handler, behaviour, handler)
         if method.startswith(_REFLECTION):
-            return grpc.stream_stream_rpc_method_handler(
-                _on(self._aside.streams, self._behind_a_key(method, handler.stream_stream)),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, handler.unary_unary, handler.request_deserializer)
+            behaviour = _on(self._aside.streams, self._behind_a_key(method, handler.stream_stream))
+            return _aside(grpc.stream_stream_rpc_method_handler, behaviour, handler)
+        behaviour = self._unary(method, handler.unary_unary, handler.request_deserializer)
+        return _Wrapped(
+            grpc.unary_unary_rpc_method_handler(behaviour),
+            grpc.unary_unary_rpc_method_handler(_on(self._admission.unproven, behaviour)),
         )
 
     def _watch(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,23 +130,20 @@ class Calls(grpc.ServerInterceptor):
         aside.experimental_thread_pool = self._aside.health  # type: ignore[attr-defined]  # And of a pool.
         return aside
 
-    def _refusal(self, method: str) -> Handler:
-        """Return a handler that refuses `method` because there is too much to do."""
+    def _refusal(self, method: str, error: SubstrateError, tenant: TenantId | None) -> Handler:
+        """Return a handler that refuses the call with `error`; `tenant` is whose call it is, if that is proven."""
 
         def refuse(_: Any, context: grpc.ServicerContext) -> bytes:
-            error = Overloaded("The server has as many calls in hand as it can serve; try again in a moment.")
-            self._note(method, None, errors.code_of(error), error.reason, 0.0)
+            self._note(method, None, errors.code_of(error), error.reason, 0.0, {"tenant": tenant} if tenant else {})
             return _aborted(context, errors.status_of(error))
 
-        known = self._refusing.get(method)
-        if known is None:
-            known = self._refusing[method] = grpc.unary_unary_rpc_method_handler(_on(self._aside.refusals, refuse))
-        return known
+        # As a stream, so that grpc does not keep the thread waiting for a message that may never come.
+        return grpc.stream_unary_rpc_method_handler(_on(self._aside.refusals, refuse))
 
     def _behind_a_key(self, method: str, behaviour: Behaviour) -> Behaviour:
         def guarded(requests: Any, context: grpc.ServicerContext) -> Any:
             try:
-                self._authenticate(self._call(method, context))
+                self._authenticate(self._call(method, Arrival(context.invocation_metadata()), context))
             except SubstrateError as error:
                 status = errors.status_of(error)
             except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
@@ -206,12 +163,13 @@ class Calls(grpc.ServerInterceptor):
     def _unary(self, method: str, behaviour: Behaviour, decode: Callable[[bytes], Any]) -> Behaviour:
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
             started = time.monotonic()
+            arrival = self._admission.here()
             call: Call | None = None
             status = None
             code = grpc.StatusCode.OK
             reason = ""
             try:
-                call = self._call(method, context, started)
+                call = self._call(method, arrival, context, started)
                 return _encoded(behaviour(_decoded(decode, request), _Context(call)))
             except SubstrateError as error:
                 status = errors.status_of(error, call.decision_id if call else "")
@@ -220,19 +178,22 @@ class Calls(grpc.ServerInterceptor):
                 status = self._fault(method)
                 code, reason = grpc.StatusCode.INTERNAL, "INTERNAL"
             finally:
-                self._note(method, call, code, reason, time.monotonic() - started)
+                # Before it is answered: a caller that waits for its answers must find the place free for its next call.
+                arrival.leave()
+                self._note(method, call, code, reason, time.monotonic() - started, {})
             return _aborted(context, status)
 
         return handle
 
-    def _call(self, method: str, context: grpc.ServicerContext, started: float | None = None) -> Call:
-        bearer, call_id = _metadata(context)
+    def _call(self, method: str, arrival: Arrival, context: grpc.ServicerContext, started: float | None = None) -> Call:
+        if arrival.bearer is None:
+            raise missing_key()
         left = context.time_remaining()
         begun = time.monotonic() if started is None else started
         call = Call(
             method=method,
-            call_id=call_id or self._clock.event_id(),
-            bearer=bearer,
+            call_id=arrival.call_id or self._clock.event_id(),
+            bearer=arrival.bearer,
             arrived=self._clock.now(),
             started=begun,
             deadline=None if left is None else time.monotonic() + left,  # type: ignore[redundant-expr]  # The stubs forget None.
@@ -241,10 +202,32 @@ class Calls(grpc.ServerInterceptor):
             call.cancelled = True
         return call
 
-    def _note(self, method: str, call: Call | None, code: grpc.StatusCode, reason: str, seconds: float) -> None:
+    def _note(
+        self,
+        method: str,
+        call: Call | None,
+        code: grpc.StatusCode,
+        reason: str,
+        seconds: float,
+        fields: Mapping[str, Any],
+    ) -> None:
         self._finished(method, code.name, seconds)
-        fields = {} if call is None else {"call_id": call.call_id, "decision_id": call.decision_id, **call.log}
+        if call is not None:
+            fields = {"call_id": call.call_id, "decision_id": call.decision_id, **call.log}
         _log.info("call", method=method, code=code.name, reason=reason, ms=round(seconds * 1000, 3), **fields)
+
+
+class _Wrapped(NamedTuple):
+    """The handlers of a method, for calls that have proven their key and for others."""
+
+    proven: Handler
+    unproven: Handler
+
+
+def _aside(kind: Callable[..., Handler], behaviour: Behaviour, handler: Any) -> _Wrapped:
+    """Return the handler of a method that is answered on the side whoever calls."""
+    made = kind(behaviour, handler.request_deserializer, handler.response_serializer)
+    return _Wrapped(made, made)
 
 
 class _Context:
@@ -295,21 +278,3 @@ def _encoded(answer: Any) -> bytes:
         message = f"The answer has more than {MAX_ANSWER_BYTES} bytes; ask for less, such as a smaller page."
         raise TooLarge(message, limit=str(MAX_ANSWER_BYTES))
     return encoded
-
-
-def _metadata(context: grpc.ServicerContext) -> tuple[Bearer, str]:
-    """Return the caller's key and the call id it proposes, if any; raise Unauthenticated."""
-    bearer = ""
-    call_id = ""
-    for key, value in context.invocation_metadata():
-        if key == "authorization" and isinstance(value, str):
-            if bearer:
-                # Which of two keys counts must not depend on who put them in which order.
-                raise missing_key()
-            bearer = value
-        elif key == "x-call-id" and isinstance(value, str) and _CALL_ID.fullmatch(value):
-            call_id = value
-    scheme, _, text = bearer.partition(" ")
-    if scheme.lower() != "bearer":
-        raise missing_key()
-    return parse_bearer(text.strip()), call_id

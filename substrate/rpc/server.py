@@ -15,9 +15,10 @@ from substrate.api.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from substrate.api.v1.skill_defs_pb2_grpc import add_SkillDefServiceServicer_to_server
 from substrate.api.v1.skills_pb2_grpc import add_SkillServiceServicer_to_server
 from substrate.api.v1.tenants_pb2_grpc import add_TenantServiceServicer_to_server
+from substrate.rpc.admission import Admission
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
-from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Aside, Calls, CountedPool
+from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Aside, Calls
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
@@ -58,26 +59,25 @@ class Servicers:
 
 
 class Server:
-    """One server on one port."""
+    """One server on one port; `admission` is its own."""
 
     def __init__(
         self,
         servicers: Servicers,
         *,
-        threads: int,
-        max_calls: int,
+        admission: Admission,
         clock: Clock,
         authenticate: Callable[[Call], None],
         finished: Callable[[str, str, float], None],
         share_port: bool = False,
     ) -> None:
-        self._pool = CountedPool(threads)
+        self._admission = admission
         self._aside = Aside()
         # A pool given here would be shared by all servers of the process, and gone with the first that stops.
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._server = grpc.server(
-            self._pool,
-            interceptors=[Calls(self._pool, self._aside, max_calls, clock, authenticate, finished)],
+            self._admission.proven,
+            interceptors=[Calls(self._admission, self._aside, clock, authenticate, finished)],
             options=[
                 # A second server on the port of a first must fail, not take a share of its calls, unless that is meant.
                 ("grpc.so_reuseport", int(share_port)),
@@ -106,6 +106,11 @@ class Server:
         reflection.enable_server_reflection(
             [*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
+
+    @property
+    def held(self) -> int:
+        """How many calls are in hand, running and waiting."""
+        return self._admission.held
 
     def start(self, listener: Listener) -> int:
         """Begin to serve and return the port.
@@ -148,7 +153,7 @@ class Server:
 
     def join(self) -> None:
         """Wait until no thread works for a call any more; `stop` ends the calls, but not the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._admission.shutdown()
         self._aside.shutdown()
 
 

@@ -75,8 +75,6 @@ class Agents:
             _require_free_author(trace)
             agent = read_draft(draft)
             trace.agent_name = agent.name
-            quotas = trace.snapshot.state.quotas
-            require("allowlist_entries", quotas.allowlist_entries, len(agent.allowlist.entries))
 
         def apply(trace: Trace, connection: Transaction, revision: int) -> Agent:
             agent = replace(read_draft(draft), origin=f"tenant:r{revision}", revision=revision)
@@ -85,10 +83,12 @@ class Agents:
             if known is not None or agent.name not in own:
                 # A stored definition that cannot be read has no etag that anybody could have read.
                 _require_etag(etag, agents.etag(connection, trace.tenant, agent.name), agent.name)
+            quotas = trace.snapshot.state.quotas
+            require("allowlist_entries", quotas.allowlist_entries, len(agent.allowlist.entries))
             if agent.name not in own:
-                require("agents", trace.snapshot.state.quotas.agents, len(own) + 1)
+                require("agents", quotas.agents, len(own) + 1)
             now = self._decisions.clock.now()
-            agents.put(connection, trace.tenant, agent, revision, now, trace.principal.actor)
+            created = agents.put(connection, trace.tenant, agent, revision, now, trace.principal.actor)
             trace.details = {
                 "content_sha256": agent.content_sha256,
                 "allowlist_sha256": agent.allowlist_sha256,
@@ -97,7 +97,7 @@ class Agents:
                 "pins": dict(agent.pins),
                 "pins_before": dict(known.pins) if known else None,
             }
-            return replace(agent, created_at=known.created_at if known else now, updated_at=now)
+            return replace(agent, created_at=created, updated_at=now)
 
         return self._decisions.change(call, Verb.PUT_AGENT, check, apply)
 
@@ -117,7 +117,10 @@ class Agents:
             if known is not None:
                 _require_etag(etag, current, wanted)
             agents.remove(connection, trace.tenant, wanted)
-            trace.details = {"skills_before": known.allowlist.texts() if known else None}
+            trace.details = {
+                "skills_before": known.allowlist.texts() if known else None,
+                "pins_before": dict(known.pins) if known else None,
+            }
             return trace.snapshot.static.agents.get(wanted)
 
         return self._decisions.change(call, Verb.DELETE_AGENT, check, apply)
@@ -160,7 +163,8 @@ class Agents:
     def test_allowlist(self, call: Call, agent: str, entries: Sequence[str], names: Sequence[str]) -> TestedAllowlist:
         """Decide on `names` by the proposed `entries`, or by the allowlist that `agent` has.
 
-        With both, the proposal is held against the agent's present allowlist over the live catalog.
+        With both, the proposal is held against the agent's present allowlist over the live catalog: the names that
+        resolve, whatever the agent's pins and tools make of them.
         """
 
         def judge(trace: Trace) -> TestedAllowlist:
@@ -173,32 +177,41 @@ class Agents:
             allowlist = proposed if entries or acting is None else acting.allowlist
             parsed = [parse_skill_name(name, f"names[{index}]") for index, name in enumerate(names)]
             live = _live(trace)
-            admitted = [name for name in live if allowlist.decide(name).allowed]
-            before = (
-                [name for name in live if acting.allowlist.decide(name).allowed] if entries and acting else admitted
-            )
+            # What an agent's key does not see is left out before it is counted.
+            if trace.principal.agent is not None and acting is not None:
+                live = _admitted(trace, acting.allowlist, live)
+            admitted = _admitted(trace, allowlist, live)
+            before = _admitted(trace, acting.allowlist, live) if agent and entries and acting else admitted
             gained, lost = sorted({*admitted} - {*before}), sorted({*before} - {*admitted})
-            trace.details = {"skills": allowlist.texts(), "names": len(parsed)}
-            return TestedAllowlist(
-                allowlist,
-                [(name, deciding_entry(allowlist, allowlist.decide(name))) for name in parsed],
-                len(admitted),
-                gained,
-                lost,
-            )
+            trace.admitted = len(admitted)
+            trace.details = {
+                "skills": allowlist.texts(),
+                "names": len(parsed),
+                "gained": len(gained),
+                "lost": len(lost),
+            }
+            decided = [(name, deciding_entry(allowlist, allowlist.decide(name))) for name in parsed]
+            return TestedAllowlist(allowlist, decided, len(admitted), gained, lost)
 
         return self._decisions.settle(call, Verb.TEST_ALLOWLIST, judge, required=False)
 
 
-def _live(trace: Trace) -> list[SkillName]:
-    """Return the names that resolve in the tenant's catalog; for an agent's key those that the agent may use."""
+def _live(trace: Trace) -> Sequence[SkillName]:
+    """Return the names that resolve in the tenant's catalog, in order."""
     catalog = trace.snapshot.catalog
-    bound = trace.agent if trace.principal.agent is not None else None
-    return [
-        name
-        for name in catalog.names()
-        if (bound is None or bound.allowlist.decide(name).allowed) and catalog.resolve(SkillRef(name)).winner
-    ]
+    return trace.snapshot.derive(
+        ("live",), lambda: tuple(name for name in catalog.names() if catalog.resolve(SkillRef(name)).winner)
+    )
+
+
+def _admitted(trace: Trace, allowlist: Allowlist, names: Sequence[SkillName]) -> list[SkillName]:
+    """Return those of `names` that `allowlist` admits, in order."""
+    found = []
+    for name in names:
+        trace.call.require_time()
+        if allowlist.decide(name).allowed:
+            found.append(name)
+    return found
 
 
 def _require_etag(etag: str, current: str | None, name: AgentName) -> None:
@@ -237,7 +250,8 @@ def read_draft(draft: AgentDraft) -> Agent:
 def _weight(agent: Agent) -> int:
     tools = sum(len(tool.encode()) + 4 for tool in agent.tools or ())
     entries = sum(len(text) + 4 for text in agent.allowlist.texts())
-    return len(agent.definition_json.encode()) + len(agent.description.encode()) + tools + entries + 1024
+    pins = sum(len(name) + len(pin) + 8 for name, pin in agent.pins.items())
+    return len(agent.definition_json.encode()) + len(agent.description.encode()) + tools + entries + pins + 1024
 
 
 def _require_free_author(trace: Trace) -> None:

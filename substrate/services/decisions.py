@@ -154,11 +154,11 @@ class Decisions(Judging):
             revision = 1
             if subject is None:
                 revision = self._bump(writing, snapshot, connection, now)
-                if snapshot.state.revision != revision - 1:
+                if not _is_of(snapshot, connection, revision - 1):
                     # The bump locked out all other writers, so this reads the state as it was before it.
                     state = replace(read_state(connection, tenant), revision=revision - 1)
                     snapshot = Snapshot(state, self.snapshots.static, time.monotonic())
-            elif tenants.revision(connection, tenant) != snapshot.state.revision:
+            elif not _is_of(snapshot, connection, tenants.revision(connection, tenant)):
                 snapshot = self.snapshots.load(tenant, call.started, call.deadline)
             trace = self._admit(writing, snapshot)
             repeat = None if writing.rehearse else call.repeat
@@ -263,6 +263,11 @@ def _refusing(trace: Trace) -> Iterator[None]:
         raise
     except SubstrateError as error:
         raise _Refused(trace, error) from None
+
+
+def _is_of(snapshot: Snapshot, connection: Transaction, revision: int | None) -> bool:
+    """Whether `snapshot` is the state at `revision` of this database, and not of one that was restored since."""
+    return snapshot.state.revision == revision and snapshot.state.incarnation == tenants.incarnation(connection)
 
 
 def _claim(connection: Transaction, tenant: TenantId, repeat: Repeat, trace: Trace, now: datetime) -> None:

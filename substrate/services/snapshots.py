@@ -12,11 +12,13 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeVar, cast
 
 from substrate.domain.agents import Agent
 from substrate.domain.catalog import Catalog
 from substrate.domain.errors import AgentNotFound, DeadlineExceeded
+from substrate.domain.identity import Bearer
 from substrate.domain.names import AgentName, TenantId
 from substrate.domain.tokens import CatalogToken
 from substrate.sources.static import StaticState
@@ -109,6 +111,8 @@ class Snapshots:
         # Apart from the others, which made-up names could else displace.
         self._unknown: OrderedDict[TenantId, Snapshot] = OrderedDict()
         self._flights: dict[TenantId, _Flight] = {}
+        # The keys and quotas of those that were forgotten, until they are loaded again.
+        self._written: OrderedDict[TenantId, TenantState] = OrderedDict()
 
     @property
     def static(self) -> StaticState:
@@ -153,10 +157,32 @@ class Snapshots:
             if found is not None and flight.began >= after:
                 return found
 
+    def standing(self, bearer: Bearer, now: datetime) -> int | None:
+        """Return how many calls the tenant of `bearer` may have in hand, if what is in memory proves the key at `now`.
+
+        Neither loads nor waits: where there is nothing in memory, nothing is proven. The answer may be of an older
+        state; it says whom a call counts against, and nothing about what the caller may do.
+        """
+        # Without the lock: each look is one step, and a tenant moves from one to the other without a gap.
+        known = self._known.get(bearer.tenant)
+        state = self._written.get(bearer.tenant) if known is None else known.state
+        key = None if state is None else state.keys.get(bearer.key_id)
+        if state is None or key is None or not key.admits(bearer.secret, now):
+            return None
+        return state.quotas.calls_in_flight
+
     def forget(self, tenant: TenantId) -> None:
         """Drop the snapshot of a tenant that was just written to, so that the next call need not find it stale."""
         with self._lock:
-            self._known.pop(tenant, None)
+            known = self._known.get(tenant)
+            if known is not None:
+                state = known.state
+                self._written[tenant] = TenantState(
+                    tenant, state.incarnation, state.revision, keys=state.keys, quotas=state.quotas
+                )
+                if len(self._written) > MAX_SNAPSHOTS:
+                    self._written.popitem(last=False)
+                del self._known[tenant]
             self._unknown.pop(tenant, None)
 
     def _fly(self, tenant: TenantId, flight: _Flight, deadline: float | None) -> Snapshot:
@@ -176,6 +202,7 @@ class Snapshots:
             kept.move_to_end(tenant)
             if len(kept) > limit:
                 kept.popitem(last=False)
+            self._written.pop(tenant, None)
         flight.result.set_result(found)
         return found
 

@@ -28,9 +28,11 @@ class Reads:
         if self.max_staleness <= 0 or snapshot.confirmed < call.started - self.max_staleness:
             return False
         try:
-            return not self.token or read_catalog_token(self.token).revision <= (snapshot.state.revision or 0)
+            token = read_catalog_token(self.token) if self.token else snapshot.token
         except InvalidInput:
             return False
+        # One of another database may be of a newer incarnation of this one, which the snapshot knows nothing of.
+        return token.incarnation == snapshot.token.incarnation and token.revision <= snapshot.token.revision
 
 
 def follow_token(trace: Trace, token: str) -> None:

@@ -25,6 +25,7 @@ from substrate.domain.patterns import Pattern
 from substrate.store.pipeline import Pipeline
 from substrate.store.session import DatabaseRole
 from substrate.store.tables import audit_events, chain_heads
+from substrate.store.tenants import INCARNATION, incarnation_of
 
 _LOCK_TIMEOUT_MS = 25
 _STATEMENT_TIMEOUT_MS = 1000
@@ -67,6 +68,7 @@ _STATEMENTS = {
     "revisions": "SELECT tenant_id, catalog_revision FROM tenants WHERE tenant_id = ANY($1::text[])",
     "append": _APPEND,
     "commit": "COMMIT",
+    "incarnation": INCARNATION,
     "rollback": "ROLLBACK",
 }
 
@@ -102,7 +104,7 @@ class Verdict(Enum):
 class Entry:
     """One call: its tenant, the revision it decided on (`check` False: not asked), and its event, if it has one.
 
-    `incarnation` is that of the database whose state was decided on; empty when it is not asked either.
+    With `check`, `incarnation` is that of the database whose state was decided on; empty when it is not asked.
     """
 
     tenant: TenantId
@@ -165,6 +167,7 @@ class ChainWriter:
         self._conninfo = parsed.render_as_string(hide_password=False)
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._pipeline: Pipeline | None = None
+        self._incarnation = ""
 
     def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
@@ -175,6 +178,9 @@ class ChainWriter:
         tenants = sorted({entry.tenant for entry in entries})
         try:
             pipeline = self._connected()
+            if any(entry.check and self._is_foreign(entry) for entry in entries):
+                # Either the call decided on what stood behind an earlier connection, or this is what has changed since.
+                self._incarnation = _incarnation(pipeline)
             try:
                 heads, revisions = _look(pipeline, tenants)
             except LockNotAvailable:
@@ -184,7 +190,11 @@ class ChainWriter:
             self.close()
             raise NothingWrittenError(str(error)) from error
         try:
-            return _settle(pipeline, entries, heads, revisions)
+            stale = [
+                entry.check and (revisions.get(entry.tenant) != entry.revision or self._is_foreign(entry))
+                for entry in entries
+            ]
+            return _settle(pipeline, entries, heads, revisions, stale)
         except psycopg.Error as error:
             self.close()
             raise WriteFailedError(str(error)) from error
@@ -205,7 +215,17 @@ class ChainWriter:
             )
             self._connection = psycopg.connect(self._conninfo, options=options, connect_timeout=2, autocommit=True)
             self._pipeline = Pipeline(self._connection, _STATEMENTS)
+            self._incarnation = _incarnation(self._pipeline)
         return self._pipeline
+
+    def _is_foreign(self, entry: Entry) -> bool:
+        """Whether the call decided on the state of another database than the one behind the connection."""
+        return entry.incarnation not in ("", self._incarnation)
+
+
+def _incarnation(pipeline: Pipeline) -> str:
+    ((row,),) = pipeline.run(("incarnation", ()))
+    return incarnation_of(row)
 
 
 def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[str, tuple[int, bytes]], dict[str, int]]:
@@ -221,18 +241,22 @@ def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[str, tuple[
 
 
 def _settle(
-    pipeline: Pipeline, entries: Sequence[Entry], heads: dict[str, tuple[int, bytes]], revisions: dict[str, int]
+    pipeline: Pipeline,
+    entries: Sequence[Entry],
+    heads: dict[str, tuple[int, bytes]],
+    revisions: dict[str, int],
+    stale: Sequence[bool],
 ) -> list[Verdict]:
-    """Insert the events of the calls that decided on the current revision, move the heads, and commit."""
+    """Insert the events of the calls that are not stale, move the heads, and commit."""
     verdicts = []
     rows = []
     moved = set()
-    for entry in entries:
+    for entry, is_stale in zip(entries, stale, strict=True):
         head = heads.get(entry.tenant)
         if head is None and entry.tenant in revisions:
             verdicts.append(Verdict.BUSY)
             continue
-        if entry.check and revisions.get(entry.tenant) != entry.revision:
+        if is_stale:
             verdicts.append(Verdict.STALE)
             continue
         if entry.event is not None and head is None:

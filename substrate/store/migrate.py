@@ -6,7 +6,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine, func, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 from substrate.domain.errors import StoreUnavailable
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.store.session import Database, DatabaseRole
+from substrate.store.tables import deployment
 
 LOGIN_ROLE = "substrate_server"
 MONTHS_AHEAD = 6
@@ -29,11 +30,15 @@ def migrations_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "migrations"
 
 
-def migrate(owner_url: str, *, login_role: str = LOGIN_ROLE, login_password: str | None = None) -> None:
+def migrate(
+    owner_url: str, *, login_role: str = LOGIN_ROLE, login_password: str | None = None, restored: bool = False
+) -> None:
     """Bring the database at `owner_url` to the newest schema, in one transaction that others wait for.
 
     `owner_url` must be of a role that may create tables and roles. Safe to run again, and at the same time from several
-    places. `login_password` sets the login role's password; None leaves it as it is. Raises StoreUnavailable.
+    places. `login_password` sets the login role's password; None leaves it as it is. `restored` says that the database
+    is an older copy: it becomes another incarnation, and catalog tokens given before are refused. Raises
+    StoreUnavailable.
     """
     engine = create_engine(make_url(owner_url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
     config = Config()
@@ -45,6 +50,8 @@ def migrate(owner_url: str, *, login_role: str = LOGIN_ROLE, login_password: str
             command.upgrade(config, "head")
             make_login_role(connection, login_role, login_password)
             make_partitions(connection, datetime.now(UTC).date())
+            if restored:
+                connection.execute(update(deployment).values(incarnation=func.gen_random_uuid()))
     except DBAPIError as error:
         raise StoreUnavailable(f"The database could not be migrated: {error.orig}") from error
 

@@ -17,10 +17,12 @@ from substrate.domain.quotas import Quotas, quotas_from_plain, quotas_to_plain, 
 from substrate.store.tables import audit_events, chain_heads, keys, tenants
 
 INCARNATION = """
-SELECT incarnation, (pg_control_system()).system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8)
+SELECT incarnation, (pg_control_system()).system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
+    (SELECT oid FROM pg_database WHERE datname = current_database()), tableoid
 FROM deployment
 """
-"""What tells databases apart: the marker of `substrate migrate`, the cluster, and its timeline.
+"""What tells databases apart: the mark that `substrate migrate` makes, the cluster, its timeline, and the numbers that
+the cluster has given the database and the table, which a dump that is loaded again gets anew.
 
 The timeline is that of what is being written: the control file tells the old one until the first checkpoint after a
 promotion.
@@ -56,16 +58,16 @@ class Tenant:
 def incarnation(connection: Connection) -> str:
     """Return the identity of this database as it runs now: 32 hexadecimal digits.
 
-    A dump that is loaded elsewhere has another one, and so has a database that was recovered to a point in time or
-    promoted from a standby. A copy of the files that keeps both cluster and timeline has the same until `substrate
-    migrate --restored`. Raises StoreUnavailable, through the transaction, on a standby.
+    A dump has another one wherever it is loaded, and so has a database that was recovered to a point in time or
+    promoted from a standby. A copy of the files that keeps cluster and timeline has the same one until `substrate
+    migrate --restored`. A standby has none: raises StoreUnavailable, through the transaction.
     """
-    return identity(*connection.execute(text(INCARNATION)).one())
+    return incarnation_of(connection.execute(text(INCARNATION)).one())
 
 
-def identity(marker: object, system: object, timeline: object) -> str:
-    """Return the incarnation that the three values of INCARNATION stand for."""
-    return hashlib.sha256(f"{marker}/{system}/{timeline}".encode()).hexdigest()[:32]
+def incarnation_of(row: Sequence[object]) -> str:
+    """Return the incarnation that a row of INCARNATION stands for."""
+    return hashlib.sha256("/".join(map(str, row)).encode()).hexdigest()[:32]
 
 
 def revision(connection: Connection, tenant: TenantId) -> int | None:

@@ -81,6 +81,51 @@ def test_put_with_a_stale_etag_is_refused(author: CommandLine, editor: str) -> N
     etag = author.ok("agent", "put", "editor", editor, "--json").json["agent"]["etag"]
     author.ok("agent", "put", "editor", "-", "--etag", etag, stdin="description: Changed.\n")
     author.refused("ETAG_MISMATCH", "agent", "put", "editor", editor, "--etag", etag)
+    author.refused("INVALID_ARGUMENT", "agent", "put", "editor", editor, "--etag", "")
+    assert facts(author.ok("agent", "get", "editor").text)["description"] == "Changed."
+
+
+def test_put_without_an_etag_replaces_what_is_there(author: CommandLine, editor: str) -> None:
+    # Also a bundle's agent of the name, which has no etag.
+    for name in ("editor", "doc-manager"):
+        author.ok("agent", "put", name, editor)
+        author.ok("agent", "put", name, "-", stdin="description: Changed.\n")
+        assert facts(author.ok("agent", "get", name).text)["description"] == "Changed."
+    assert "replaced" in author.ok("agent", "put", "--help").text
+    author.refused("INVALID_NAME", "agent", "delete", "Not/a/Slug")
+
+
+def test_pins_come_from_the_file_and_the_options(author: CommandLine) -> None:
+    pinned = "pins: {own/a: v1, own/b: v2}\n"
+    options = ("--pin", "own/b=staging", "--pin", "own/c=v3")
+    shown = author.ok("agent", "put", "pinned", "-", *options, stdin=pinned)
+    assert facts(shown.text)["pins"] == "own/a=v1, own/b=staging, own/c=v3"
+    source = author.ok("agent", "get", "pinned", "--source").out
+    assert json.loads(source)["pins"] == {"own/a": "v1", "own/b": "staging", "own/c": "v3"}
+    author.ok("agent", "put", "second", "-", stdin=source)
+    assert author.ok("agent", "get", "second", "--source").out == source
+    # The definition is put whole, its pins included.
+    author.ok("agent", "put", "pinned", "-", stdin="{}")
+    assert "pins" not in facts(author.ok("agent", "get", "pinned").text)
+    bad = author("agent", "put", "pinned", "-", "--pin", "own/a=bundle", "--pin", "A=v1", stdin="pins: {b: v0}\n")
+    assert (bad.code, bad.out) == (1, b"")
+    assert all(f"pins[{name}]" in bad.err for name in ("own/a", "A", "b"))
+    assert "is no pin such as doc/query=v3" in author.misused("agent", "put", "x", "-", "--pin", "own/a", stdin="{}")
+    for data in ('{"pins": []}', "pins: own/a\n", "[]"):
+        assert author("agent", "put", "pinned", "-", "--pin", "own/a=v1", stdin=data).code == 1
+
+
+def test_delete(author: CommandLine, editor: str) -> None:
+    author.ok("agent", "put", "editor", editor)
+    assert author.ok("agent", "delete", "editor").text == "Deleted agent editor. There is no agent editor any more.\n"
+    author.refused("AGENT_NOT_FOUND", "agent", "get", "editor")
+    author.refused("AGENT_NOT_FOUND", "agent", "delete", "editor")
+    author.refused("AGENT_NOT_FOUND", "agent", "delete", "doc-manager")
+    etag = author.ok("agent", "put", "doc-manager", editor, "--json").json["agent"]["etag"]
+    author.ok("agent", "put", "doc-manager", editor)
+    author.refused("ETAG_MISMATCH", "agent", "delete", "doc-manager", "--etag", etag)
+    deleted = author.ok("agent", "delete", "doc-manager")
+    assert deleted.text == "Deleted agent doc-manager. doc-manager now stands for bundle:document-agent@1.0.0.\n"
 
 
 def test_put_warns_of_entries_that_can_never_take_effect(author: CommandLine) -> None:
@@ -123,6 +168,32 @@ def test_test_allowlist_of_an_agent_or_a_file(author: CommandLine, editor: str) 
     ]
 
 
+def test_test_allowlist_shows_what_a_proposal_would_change(author: CommandLine, editor: str) -> None:
+    by_entries = author.ok("agent", "test-allowlist", "--agent", "doc-manager", "-e", "doc/query", "-e", "writing/*")
+    answer = author.ok(
+        *("agent", "test-allowlist", "--agent", "doc-manager", "-e", "doc/query", "-e", "writing/*", "--json")
+    ).json
+    lost, gained = answer["lost"], answer["gained"]
+    assert lost
+    assert all(name.startswith("doc/") for name in lost)
+    assert gained
+    assert all(name.startswith("writing/") for name in gained)
+    first, header, *changes = by_entries.text.splitlines()
+    assert first == f"The agent doc-manager would gain {len(gained)} and lose {len(lost)}."
+    assert header.split() == ["CHANGE", "NAME"]
+    assert [line.split() for line in changes] == [
+        *(["gains", name] for name in gained),
+        *(["loses", name] for name in lost),
+    ]
+    assert f"It admits {answer['admitted_count']} of the skills in the catalog." in by_entries.err
+    by_file = author.ok("agent", "test-allowlist", "--agent", "doc-manager", "--file", editor, "-n", "doc/query")
+    table, _, changes_of_file = by_file.text.partition("\n\n")
+    assert table.splitlines()[1].split()[:2] == ["doc/query", "allowed"]
+    assert "gain 0 and lose" in changes_of_file.splitlines()[0]
+    same = author.ok("agent", "test-allowlist", "--agent", "doc-manager", "-e", "doc/*")
+    assert same.text == "The agent doc-manager would gain and lose nothing.\n"
+
+
 def test_test_allowlist_says_what_is_odd(author: CommandLine) -> None:
     tried = author.ok("agent", "test-allowlist", "-e", "-*", "-e", "doc/*", "-n", "doc/query")
     assert "warning: entry 1 doc/*: " in tried.err
@@ -132,6 +203,8 @@ def test_test_allowlist_says_what_is_odd(author: CommandLine) -> None:
 
 
 def test_wrong_usage(author: CommandLine, editor: str) -> None:
-    both = ("agent", "test-allowlist", "-e", "doc/*", "--file", editor)
-    assert "Give one of --agent, --entry and --file." in author.misused(*both)
-    assert "Give one of --agent, --entry and --file." in author.misused("agent", "test-allowlist", "-n", "doc/query")
+    advice = "Give --entry or --file, or --agent, or --agent with one of them."
+    assert advice in author.misused("agent", "test-allowlist", "-e", "doc/*", "--file", editor)
+    assert advice in author.misused("agent", "test-allowlist", "-n", "doc/query")
+    empty = ("agent", "test-allowlist", "--agent", "writer", "--file", "-")
+    assert "there is nothing to compare" in author.misused(*empty)

@@ -23,10 +23,11 @@ def test_a_skill_def_shadows_a_bundled_skill_until_it_is_retired(
     author: CommandLine, runtime: CommandLine, review: str
 ) -> None:
     created = author.ok("skilldef", "create", "doc/chunk-review", review)
-    verdict, winner, shadow = created.text.splitlines()
+    verdict, winner, shadow, concerned = created.text.splitlines()
     assert verdict == "Created doc/chunk-review v1."
     assert winner == "doc/chunk-review now stands for tenant:v1."
     assert shadow.startswith("It shadows bundle:document-agent@")
+    assert concerned == "Agents changing to another content: doc-manager."
     assert invoked(runtime).startswith("doc/chunk-review from tenant:v1, ")
 
     retired = author.ok("skilldef", "retire", "doc/chunk-review")
@@ -36,7 +37,7 @@ def test_a_skill_def_shadows_a_bundled_skill_until_it_is_retired(
     assert author.ok("skilldef", "list", "--retired").rows[0][:2] == ["doc/chunk-review", "retired"]
 
     back = author.ok("skilldef", "unretire", "doc/chunk-review")
-    assert back.text == "Brought back doc/chunk-review.\ndoc/chunk-review now stands for tenant:v1.\n"
+    assert back.text.startswith("Brought back doc/chunk-review.\ndoc/chunk-review now stands for tenant:v1.\n")
     assert invoked(runtime).startswith("doc/chunk-review from tenant:v1, ")
 
 
@@ -46,14 +47,16 @@ def test_a_draft_is_in_effect_once_promoted(author: CommandLine, runtime: Comman
     assert author.ok("skilldef", "list").rows[0][:4] == ["doc/draft", "draft", "-", "1"]
     runtime.refused("SKILL_NOT_FOUND", "skill", "invoke", "doc/draft", "--agent", "doc-manager")
     promoted = author.ok("skilldef", "promote", "doc/draft", "1")
-    assert promoted.text == "Promoted doc/draft v1.\ndoc/draft now stands for tenant:v1.\n"
+    assert promoted.text == (
+        "Promoted doc/draft v1.\ndoc/draft now stands for tenant:v1.\nAgents gaining it: doc-manager.\n"
+    )
     assert invoked(runtime, "doc/draft").startswith("doc/draft from tenant:v1, ")
     author.refused("VERSION_NOT_FOUND", "skilldef", "promote", "doc/draft", "2")
 
 
 def test_a_disabled_name_stands_for_nothing_until_it_is_enabled(author: CommandLine, runtime: CommandLine) -> None:
     disabled = author.ok("skilldef", "disable", "doc/query", "--reason", "It leaks.")
-    assert disabled.text == "Disabled doc/query.\ndoc/query now stands for nothing.\n"
+    assert disabled.text == ("Disabled doc/query.\ndoc/query now stands for nothing.\nAgents losing it: doc-manager.\n")
     runtime.refused("SKILL_NOT_FOUND", "skill", "invoke", "doc/query", "--agent", "doc-manager")
     assert "(It leaks.)" in author.ok("audit", "explain", "doc/query", "--agent", "doc-manager").text
     enabled = author.ok("skilldef", "enable", "doc/query")
@@ -133,8 +136,10 @@ def test_wrong_usage(author: CommandLine, tmp_path: Path) -> None:
     latin = tmp_path / "latin"
     latin.write_bytes(b"---\nname: caf\xe9\n---\n")
     assert "cannot be read: No such file" in author.misused("skilldef", "create", "doc/one", str(tmp_path / "none"))
-    assert "cannot be read: Is a directory" in author.misused("skilldef", "create", "doc/one", str(tmp_path))
+    assert "holds no SKILL.md" in author.misused("skilldef", "create", "doc/one", str(tmp_path))
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    assert "is a symbolic link" in author.misused("skilldef", "create", "doc/one", str(tmp_path))
     assert "is not UTF-8 text" in author.misused("skilldef", "create", "doc/one", str(latin))
     assert "is not UTF-8 text" in author.misused("skilldef", "create", "doc/one", "-", stdin=b"\xff")
     assert "'first' is not a valid integer" in author.misused("skilldef", "promote", "doc/one", "first")
-    assert "Missing argument 'FILE'" in author.misused("skilldef", "create", "doc/one")
+    assert "Missing argument 'PATH'" in author.misused("skilldef", "create", "doc/one")

@@ -318,7 +318,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["description", "tools", "skills", "definition", "skill_def_scopes", "x"])
+FIELDS = st.sampled_from(["description", "tools", "skills", "definition", "pins", "skill_def_scopes", "x"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -329,7 +329,8 @@ def test_any_data_is_an_agent_or_a_refusal(data: object) -> None:
     except InvalidAgent:
         return
     assert isinstance(data, dict)
-    assert set(data) <= {"description", "tools", "skills", "definition"}
+    assert set(data) <= {"description", "tools", "skills", "definition", "pins"}
+    assert parsed.pins == data.get("pins", {})
     assert parsed.allowlist.texts() == data.get("skills", [])
     assert parsed.tools == (tuple(data["tools"]) if "tools" in data else None)
     assert json.loads(parsed.definition_json) == data.get("definition", {})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ CORRUPT = {
     "allowlist": "UPDATE agents SET skills = '{doc/*, NOT A PATTERN}' WHERE tenant_id = %s",
     "tools": "UPDATE agents SET tools = '{\"\"}' WHERE tenant_id = %s",
     "definition": "UPDATE agents SET definition = '[]' WHERE tenant_id = %s",
+    "pins": """UPDATE agents SET pins = '{"doc/query": "bundle"}' WHERE tenant_id = %s""",
 }
 
 
@@ -56,14 +58,20 @@ def test_a_tenants_agent_comes_before_an_inline_one_and_that_before_a_bundles(in
     assert tenant.author.call("AgentService.GetAgent", name="writer").agent.layer == LAYERS.LAYER_BUNDLE
 
 
+def _corrupted(cluster: Cluster, tenant: TestTenant, what: str) -> Any:
+    """Put a tenant's `doc-manager` and corrupt its row; return it as it was."""
+    put = tenant.author.call("AgentService.PutAgent", agent={"name": "doc-manager", "skills": ["doc/query"]})
+    assert change(cluster, CORRUPT[what], tenant.name) == 1
+    change(cluster, "UPDATE tenants SET catalog_revision = catalog_revision + 1 WHERE tenant_id = %s", tenant.name)
+    return put.agent
+
+
 @pytest.mark.parametrize("what", CORRUPT)
 def test_a_corrupt_agent_is_refused_rather_than_replaced_by_one_of_another_layer(
     cluster: Cluster, tenant: TestTenant, what: str
 ) -> None:
-    tenant.author.call("AgentService.PutAgent", agent={"name": "doc-manager", "skills": ["doc/query"]})
     bound = tenant.bound(Role.AUTHOR, "doc-manager")
-    assert change(cluster, CORRUPT[what], tenant.name) == 1
-    change(cluster, "UPDATE tenants SET catalog_revision = catalog_revision + 1 WHERE tenant_id = %s", tenant.name)
+    before = _corrupted(cluster, tenant, what)
     for client, method, fields in (
         (tenant.runtime, "SkillService.InvokeSkill", {"agent": "doc-manager", "name": "doc/query"}),
         (tenant.runtime, "SkillService.ListSkills", {"agent": "doc-manager"}),
@@ -77,5 +85,15 @@ def test_a_corrupt_agent_is_refused_rather_than_replaced_by_one_of_another_layer
         assert failed.metadata["agent"] == "doc-manager"
     listed = tenant.author.call("AgentService.ListAgents").agents
     assert "doc-manager" not in [agent.name for agent in listed]
-    tenant.author.call("AgentService.PutAgent", agent={"name": "doc-manager", "skills": ["doc/query"]})
+    # Nobody can read its etag, so none is needed to mend it.
+    put = tenant.author.call("AgentService.PutAgent", agent={"name": "doc-manager", "skills": ["doc/query"]}).agent
+    assert put.create_time == before.create_time
+    assert tenant.author.call("AgentService.GetAgent", name="doc-manager").agent == put
     assert tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query").name == "doc/query"
+
+
+def test_a_corrupt_agent_can_be_deleted(cluster: Cluster, tenant: TestTenant) -> None:
+    _corrupted(cluster, tenant, "allowlist")
+    deleted = tenant.author.call("AgentService.DeleteAgent", name="doc-manager")
+    assert deleted.agent.layer == LAYERS.LAYER_BUNDLE
+    assert tenant.author.call("AgentService.GetAgent", name="doc-manager").agent == deleted.agent

@@ -1,14 +1,15 @@
 """Agents: put whole, found by precedence, told apart from their allowlists, and never replaced by another."""
 
 import json
+import uuid
 from typing import Any
 
 import pytest
 
 from substrate.api.v1 import catalog_pb2
 from substrate.domain.identity import Role
-from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.servers import Cluster, RunningServer, TestTenant
+from tests.skills import changed, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows
 
@@ -24,7 +25,7 @@ WHOLE: dict[str, Any] = {
 
 
 def _put(tenant: TestTenant, **agent: Any) -> Any:
-    return tenant.author.call("AgentService.PutAgent", agent={"name": "helper", **agent})
+    return changed(tenant.author, "AgentService.PutAgent", agent={"name": "helper", **agent})
 
 
 def _get(tenant: TestTenant, name: str = "helper") -> Any:
@@ -38,7 +39,7 @@ def test_an_agent_comes_back_as_it_was_put(cluster: Cluster, tenant: TestTenant)
     assert list(agent.tools.names) == ["Read", "Bash(git *)", "Skill"]
     assert json.loads(agent.definition_json) == json.loads(WHOLE["definition_json"])
     assert agent.layer == LAYERS.LAYER_TENANT
-    assert agent.origin.startswith("tenant")
+    assert agent.origin == f"tenant:r{put.state.catalog_revision}"
     assert agent.etag
     assert len(agent.content_sha256) == len(agent.allowlist_sha256) == 64
     assert agent.create_time == agent.update_time
@@ -193,8 +194,6 @@ def test_entries_that_can_never_take_effect_are_warned_of(tenant: TestTenant) ->
 def test_an_allowlist_in_use_is_tested_by_its_agents_name(tenant: TestTenant) -> None:
     tested = tenant.author.call("AgentService.TestAllowlist", agent="doc-manager", names=["doc/x", "x"])
     assert [d.decision.allowed for d in tested.decisions] == [True, False]
-    both = refused(tenant.author, "AgentService.TestAllowlist", agent="doc-manager", skills=["x"])
-    assert both.reason == "INVALID_ARGUMENT"
     assert refused(tenant.author, "AgentService.TestAllowlist", agent="nobody").reason == "AGENT_NOT_FOUND"
     empty = tenant.author.call("AgentService.TestAllowlist", names=["doc/x"])
     assert empty.decisions[0].decision.reason == catalog_pb2.AllowlistReason.ALLOWLIST_REASON_EMPTY_ALLOWLIST
@@ -206,24 +205,49 @@ def test_an_allowlist_in_use_is_tested_by_its_agents_name(tenant: TestTenant) ->
 
 
 def test_an_etag_guards_against_changing_what_somebody_else_has_changed(cluster: Cluster, tenant: TestTenant) -> None:
-    first = _put(tenant, **WHOLE).agent
+    etags = [_put(tenant, **WHOLE).agent.etag]
     changes: list[dict[str, Any]] = [
         {"skills": ["own/*"]},
         {"tools": {"names": ["Read", "Bash(git *)"]}},
         {"description": "Other."},
         {"definition_json": "{}"},
+        {"pins": {"doc/query": "v1"}},
+        # Back to what it was, and once more the same: whoever read it before learns that it was changed.
+        {},
+        {},
     ]
-    for changed in changes:
-        second = _put(tenant, **{**WHOLE, **changed}).agent
-        assert second.etag != first.etag
+    for change in changes:
+        etags.append(_put(tenant, **{**WHOLE, **change}).agent.etag)
         before = rows(cluster, "SELECT name, xmin::text FROM agents WHERE tenant_id = %s", tenant.name)
-        failed = refused(tenant.author, "AgentService.PutAgent", agent={"name": "helper"}, etag=first.etag)
-        assert (failed.code, failed.reason, failed.metadata["name"]) == ("ABORTED", "ETAG_MISMATCH", "helper")
+        for stale in etags[:-1]:
+            failed = refused(tenant.author, "AgentService.PutAgent", agent={"name": "helper"}, etag=stale)
+            assert (failed.code, failed.reason, failed.metadata["name"]) == ("ABORTED", "ETAG_MISMATCH", "helper")
         assert rows(cluster, "SELECT name, xmin::text FROM agents WHERE tenant_id = %s", tenant.name) == before
-        first = tenant.author.call("AgentService.PutAgent", agent=WHOLE, etag=second.etag).agent
-    failed = refused(tenant.author, "AgentService.PutAgent", agent={"name": "new"}, etag=first.etag)
+    failed = refused(tenant.author, "AgentService.PutAgent", agent={"name": "new"}, etag=etags[-1])
     assert failed.reason == "ETAG_MISMATCH"
     assert events(cluster, tenant.name)[-1]["reason"] == "ETAG_MISMATCH"
+
+
+def test_only_a_new_agent_is_put_without_an_etag(tenant: TestTenant) -> None:
+    # A bundle's agent is none of the tenant's.
+    for name in ("helper", "doc-manager"):
+        tenant.author.call("AgentService.PutAgent", agent={"name": name, "description": "First."})
+        failed = refused(tenant.author, "AgentService.PutAgent", agent={"name": name, "description": "Second."})
+        assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_ARGUMENT")
+        ((field, text),) = failed.violations
+        assert field == "etag"
+        assert "GetAgent" in text
+        assert _get(tenant, name).description == "First."
+
+
+def test_a_put_that_is_sent_again_does_not_undo_what_came_after_it(tenant: TestTenant, server: RunningServer) -> None:
+    operator = server.operator()
+    request = {"agent": {"name": "helper", "skills": ["a", "b"]}, "request_id": str(uuid.uuid4())}
+    first = tenant.author.call("AgentService.PutAgent", **request)
+    second = _put(tenant, skills=["c"]).agent
+    operator.call("TenantService.SetQuotas", tenant=tenant.name, quotas={"agents": 1, "allowlist_entries": 1})
+    assert tenant.author.call("AgentService.PutAgent", **request) == first
+    assert _get(tenant) == second
 
 
 def test_agents_of_other_layers_have_no_etag_and_no_times(tenant: TestTenant) -> None:
@@ -251,7 +275,12 @@ def test_agents_are_listed_from_all_layers_in_pages(tenant: TestTenant) -> None:
 
 def test_runtime_keys_read_agents_and_change_nothing(tenant: TestTenant) -> None:
     assert tenant.runtime.call("AgentService.GetAgent", name="doc-manager").agent == _get(tenant, "doc-manager")
-    for method, fields in (("PutAgent", {"agent": {"name": "x"}}), ("ListAgents", {}), ("TestAllowlist", {})):
+    for method, fields in (
+        ("PutAgent", {"agent": {"name": "x"}}),
+        ("DeleteAgent", {"name": "x", "etag": "r1"}),
+        ("ListAgents", {}),
+        ("TestAllowlist", {}),
+    ):
         failed = refused(tenant.runtime, f"AgentService.{method}", **fields)
         assert (failed.code, failed.reason, failed.metadata["roles"]) == (
             "PERMISSION_DENIED",

@@ -12,7 +12,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from substrate.api.v1 import audit_pb2, catalog_pb2
+from substrate.domain.archives import PackedSkill, pack
 from substrate.domain.identity import Role
+from substrate.domain.names import SkillName
 from tests.rpc.wire import METHODS
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
 from tests.skills import refused, skill_md
@@ -218,27 +220,42 @@ def test_an_edited_event_is_found_by_computing_the_chain_again(
 
 
 def test_every_method_is_recorded_under_a_verb_of_its_own_tenant(cluster: Cluster, tenant: TestTenant) -> None:
-    assert len(METHODS) == 23
+    assert len(METHODS) == 35
     made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
     name = {"name": "own/mine"}
+    digest, archive = made.version.content_sha256, pack([PackedSkill(SkillName("own/more"), skill_md("more").encode())])
     calls: list[tuple[str, dict[str, Any], str]] = [
         ("SkillDefService.GetSkillDef", name, "get"),
-        ("SkillDefService.PromoteSkillDef", {**name, "version": 1}, "promote"),
+        ("SkillDefService.ForkSkillDef", name, "fork"),
+        ("SkillDefService.PromoteSkillDef", {**name, "version": 2}, "promote"),
         ("SkillDefService.RetireSkillDef", name, "retire"),
         ("SkillDefService.RetireSkillDef", {**name, "retired": False}, "unretire"),
         ("SkillDefService.SetSkillDisabled", {**name, "disabled": True, "reason": "Why."}, "disable"),
         ("SkillDefService.SetSkillDisabled", {**name, "disabled": False}, "enable"),
+        ("SkillDefService.SetLabel", {**name, "label": "staging", "version": 1}, "set_label"),
+        ("SkillDefService.ImportSkills", {"archive": archive}, "import"),
         ("SkillDefService.ListSkillDefs", {"pattern": "own/*"}, "list_skill_defs"),
+        ("SkillDefService.ListSkillDefVersions", name, "list_versions"),
+        ("SkillDefService.DiffSkillDefs", {**name, "from": "v1", "to": "v2"}, "diff"),
+        ("SkillDefService.VerifySkillDef", {**name, "content_sha256": digest}, "verify"),
+        ("SkillDefService.ExportSkill", name, "export"),
         ("SkillDefService.ListCatalog", {}, "list_catalog"),
         ("AgentService.PutAgent", {"agent": {"name": "helper"}}, "put_agent"),
         ("AgentService.GetAgent", {"name": "helper"}, "get_agent"),
+        ("AgentService.DeleteAgent", {"name": "helper"}, "delete_agent"),
         ("AgentService.ListAgents", {}, "list_agents"),
         ("AgentService.TestAllowlist", {}, "test_allowlist"),
         ("AuditService.QueryAuditEvents", {}, "query_audit"),
         ("AuditService.ExplainResolution", name, "explain"),
     ]
     before = len(events(cluster, tenant.name))
-    decisions = [tenant.author.call(method, **fields).decision_id for method, fields, _ in calls]
+    decisions, etag = [], made.skill_def.etag
+    for method, fields, verb in calls:
+        guarded = "etag" in METHODS[method].input_type.fields_by_name and verb != "put_agent"
+        answer = tenant.author.call(method, **fields, etag=etag) if guarded else tenant.author.call(method, **fields)
+        decisions.append(answer.decision_id)
+        held = next((getattr(answer, part) for part in ("skill_def", "agent") if hasattr(answer, part)), None)
+        etag = held.etag if held is not None and held.etag else etag
     recorded = events(cluster, tenant.name)
     assert recorded[0]["id"] == made.decision_id
     assert [(event["id"], event["verb"]) for event in recorded[before:]] == [

@@ -1,26 +1,34 @@
 """A change and its event are made together, or neither is."""
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from substrate.domain.archives import PackedSkill, pack
 from substrate.domain.identity import Role
+from substrate.domain.names import SkillName
 from substrate.rpc.client import Client
 from tests.servers import Cluster, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import etag_of, refused, skill_md
 from tests.store.chain import events, faults
 from tests.store.owner import change, held_chain, rows, wait_until
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "SkillDefService.CreateSkillDef": {"name": "own/new", "source": skill_md("new")},
+    "SkillDefService.ForkSkillDef": {"name": "doc/query"},
     "SkillDefService.PromoteSkillDef": {"name": "own/draft", "version": 1},
     "SkillDefService.RetireSkillDef": {"name": "own/mine"},
     "SkillDefService.SetSkillDisabled": {"name": "doc/query", "disabled": True},
+    "SkillDefService.SetLabel": {"name": "own/mine", "label": "staging", "version": 1},
+    "SkillDefService.ImportSkills": {"archive": pack([PackedSkill(SkillName("own/new"), skill_md("new").encode())])},
     "AgentService.PutAgent": {"agent": {"name": "helper"}},
 }
+
+GUARDED = ("PromoteSkillDef", "RetireSkillDef", "SetSkillDisabled", "SetLabel")
 
 
 @pytest.fixture
@@ -32,9 +40,10 @@ def author(tenant: TestTenant) -> Client:
 
 def _everything(cluster: Cluster, tenant: str) -> list[object]:
     """Return every row of the tenant, of whatever table: as text, with the transaction that wrote it."""
-    tables = ("tenants", "skill_defs", "skill_def_versions", "disabled_names", "agents", "keys", "chain_heads")
+    tables = ("tenants", "skill_defs", "skill_def_versions", "skill_files", "skill_labels", "disabled_names", "agents")
+    tables += ("keys", "requests", "chain_heads", "audit_events")
     query = "SELECT t.xmin::text, t::text FROM {} t WHERE tenant_id = %s ORDER BY 2"
-    return [rows(cluster, query.format(table), tenant) for table in (*tables, "audit_events")]
+    return [rows(cluster, query.format(table), tenant) for table in tables]
 
 
 @contextmanager
@@ -50,12 +59,15 @@ def _revoked(cluster: Cluster, privilege: str, role: str) -> Iterator[None]:
 def test_a_change_that_cannot_be_recorded_is_not_made(
     cluster: Cluster, tenant: TestTenant, author: Client, method: str
 ) -> None:
+    fields = {"request_id": str(uuid.uuid4())} if method.startswith("SkillDef") else {}
+    if method.partition(".")[2] in GUARDED:
+        fields["etag"] = etag_of(author, CHANGES[method]["name"])
     before = _everything(cluster, tenant.name)
     with _revoked(cluster, "INSERT ON audit_events", "substrate_app"):
-        failed = refused(author, method, **CHANGES[method])
+        failed = refused(author, method, **CHANGES[method], **fields)
     assert (failed.code, failed.reason) == ("UNAVAILABLE", "AUDIT_UNAVAILABLE")
     assert _everything(cluster, tenant.name) == before
-    answer = author.call(method, **CHANGES[method])
+    answer = author.call(method, **CHANGES[method], **fields)
     assert events(cluster, tenant.name)[-1]["id"] == answer.decision_id
     assert faults(cluster, tenant.name) == []
 

@@ -13,7 +13,7 @@ from substrate.domain.names import PLATFORM_TENANT
 from substrate.domain.tokens import page_token
 from substrate.rpc.client import Client
 from tests.servers import Cluster, RunningServer, TestTenant
-from tests.skills import changed, refused, skill_md
+from tests.skills import refused, skill_md
 from tests.store.chain import events
 
 QUERY = "AuditService.QueryAuditEvents"
@@ -38,14 +38,14 @@ class History:
 def history(server: RunningServer) -> History:
     tenant = server.tenant()
     invoke = {"agent": "doc-manager", "name": "doc/query"}
-    tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))  # 1
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))  # 1
     tenant.author.call("AgentService.PutAgent", agent={"name": "helper", "skills": ["own/*"]})  # 2
     tenant.runtime.call("SkillService.InvokeSkill", **invoke)  # 3
     tenant.runtime.call("SkillService.InvokeSkill", agent="helper", name="own/mine")  # 4
     refused(tenant.runtime, "SkillService.InvokeSkill", agent="helper", name="doc/query")  # 5
     tenant.runtime.call("SkillService.ListSkills", agent="helper")  # 6
     refused(tenant.runtime, "SkillService.InvokeSkill", agent="nobody", name="own/mine")  # 7
-    changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/mine")  # 8
+    tenant.author.call("SkillDefService.RetireSkillDef", name="own/mine", etag=made.skill_def.etag)  # 8
     refused(tenant.runtime, "SkillService.InvokeSkill", agent="helper", name="own/mine")  # 9
     tenant.runtime.call("SkillService.InvokeSkill", **invoke)  # 10
     return History(tenant, server.operator())
@@ -144,14 +144,14 @@ def test_a_page_token_is_good_for_its_own_query_alone(history: History, server: 
     name = history.tenant.name
     token = history.operator.call(QUERY, tenant=name, page_size=1).next_page_token
     other = server.tenant().name
-    for other_query in (
+    for changed in (
         {"tenant": name, "verb": "invoke"},
         {"tenant": name, "oldest_first": True},
         {"tenant": name, "agent": "helper"},
         {"tenant": name, "since": datetime(2020, 1, 1, tzinfo=UTC)},
         {"tenant": other},
     ):
-        failed = refused(history.operator, QUERY, page_token=token, **other_query)
+        failed = refused(history.operator, QUERY, page_token=token, **changed)
         assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_PAGE_TOKEN")
         assert failed.violations[0][0] == "page_token"
     larger = history.operator.call(QUERY, tenant=name, page_size=3, page_token=token)

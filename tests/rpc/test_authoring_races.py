@@ -92,11 +92,9 @@ def test_twenty_who_create_different_names_all_succeed_at_revisions_of_their_own
     assert faults(cluster, tenant.name) == []
 
 
-def test_of_those_who_change_what_they_have_read_one_wins(
-    cluster: Cluster, tenant: TestTenant, authors: list[Client]
-) -> None:
+def test_of_those_who_change_what_they_have_read_one_wins(tenant: TestTenant, authors: list[Client]) -> None:
     tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
-    add_version(cluster, tenant.name, "own/mine", skill_md("mine", "Second.\n"))
+    add_version(tenant.author, "own/mine", skill_md("mine", "Second.\n"))
     etag = tenant.author.call("SkillDefService.GetSkillDef", name="own/mine").skill_def.etag
 
     def change(number: int, client: Client) -> None:

@@ -15,10 +15,13 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from substrate.domain.archives import PackedSkill, pack
 from substrate.domain.identity import Role
-from substrate.domain.names import PLATFORM_TENANT
+from substrate.domain.names import PLATFORM_TENANT, SkillName
+from substrate.rpc.client import Client
 from tests.rpc.wire import METHODS, Failure, bearer, leaves, send, with_field
 from tests.servers import Cluster, RunningServer
+from tests.skills import NO_ETAG, etag_of
 
 SOURCE = "---\nname: {}\ndescription: What it is for.\n---\n\nDo it.\n"
 NEAR_FUTURE = {"seconds": 4102444800}
@@ -54,14 +57,18 @@ NOT_THE_CALLERS_FAULT = {
 
 @dataclass(frozen=True)
 class Ground:
-    """A tenant with a skill, an agent and a key of its own, and a key for each service."""
+    """A tenant with a skill, an agent and a key of its own, and a key for each service.
 
-    server: RunningServer
+    `spare_tenant` is for what would get in the way of the others' calls.
+    """
+
+    author: Client
+    operator: Client
     channel: grpc.Channel
     owner: psycopg.Connection[tuple[Any, ...]]
     tenant: str
     keys: Mapping[str, str]
-    spare_key: str
+    spare_tenant: str
 
     def send(self, method: str, payload: bytes) -> bytes | Failure:
         """Send raw bytes with a key that may call the method."""
@@ -70,14 +77,16 @@ class Ground:
     def revisions(self) -> list[tuple[Any, ...]]:
         """Return the revisions that every write would have moved."""
         return self.owner.execute(
-            "SELECT tenant_id, catalog_revision FROM tenants WHERE tenant_id IN (%s, %s) ORDER BY tenant_id",
-            (self.tenant, PLATFORM_TENANT),
+            "SELECT tenant_id, catalog_revision FROM tenants WHERE tenant_id IN (%s, %s, %s) ORDER BY tenant_id",
+            (self.tenant, self.spare_tenant, PLATFORM_TENANT),
         ).fetchall()
 
 
 @pytest.fixture(scope="module")
 def ground(server: RunningServer, cluster: Cluster) -> Iterator[Ground]:
-    tenant = server.tenant()
+    tenant, operator_client = server.tenant(), server.operator()
+    quotas = {"writes_per_minute": 1_000_000, "versions_per_skill": 1_000_000, "agents": 100_000, "skills": 1_000_000}
+    operator_client.call("TenantService.SetQuotas", tenant=tenant.name, quotas=quotas)
     tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE.format("skill"))
     tenant.author.call("AgentService.PutAgent", agent={"name": "own-agent", "skills": ["own/*"]})
     author, runtime = server.key(tenant.name, Role.AUTHOR), server.key(tenant.name, Role.RUNTIME)
@@ -89,9 +98,28 @@ def ground(server: RunningServer, cluster: Cluster) -> Iterator[Ground]:
         "TenantService": operator,
         "AuditService": author,
     }
-    spare = server.operator().call("TenantService.IssueKey", tenant=tenant.name, role="ROLE_RUNTIME")
+    spare = server.tenant().name
     with grpc.insecure_channel(server.address) as channel, psycopg.connect(cluster.owner_url, autocommit=True) as owner:
-        yield Ground(server, channel, owner, tenant.name, keys, spare.key.key_id)
+        yield Ground(tenant.author, operator_client, channel, owner, tenant.name, keys, spare)
+
+
+def _own(ground: Ground) -> dict[str, Any]:
+    return {"name": "own/skill", "etag": etag_of(ground.author, "own/skill")}
+
+
+def _new_agent(ground: Ground) -> dict[str, Any]:
+    agent = ground.author.call("AgentService.PutAgent", agent={"name": f"gone-{next(_numbers)}"}).agent
+    return {"name": agent.name, "etag": agent.etag}
+
+
+def _new_key(ground: Ground) -> dict[str, Any]:
+    made = ground.operator.call("TenantService.IssueKey", tenant=ground.tenant, role="ROLE_RUNTIME")
+    return {"tenant": ground.tenant, "key_id": made.key.key_id}
+
+
+def _archive() -> bytes:
+    name = SkillName(f"new-{next(_numbers)}/skill")
+    return pack([PackedSkill(name, SOURCE.format("skill").encode(), {"more.md": b"More."})])
 
 
 RUN = {"agent": "doc-manager", "run_id": "run-1", "turn": 1}
@@ -112,18 +140,34 @@ BASES: Mapping[str, Callable[[Ground], Mapping[str, Any]]] = {
     },
     "SkillDefService.GetSkillDef": lambda _: {"name": "own/skill"},
     "SkillDefService.ListSkillDefs": lambda _: {},
-    "SkillDefService.PromoteSkillDef": lambda _: {"name": "own/skill", "version": 1},
-    "SkillDefService.RetireSkillDef": lambda _: {"name": "own/skill", "retired": False},
-    "SkillDefService.SetSkillDisabled": lambda _: {"name": f"off/n{next(_numbers)}", "disabled": True},
+    "SkillDefService.ForkSkillDef": lambda g: {**_own(g), "from": "v1", "source": SOURCE.format("skill")},
+    "SkillDefService.ListSkillDefVersions": lambda _: {"name": "own/skill"},
+    "SkillDefService.PromoteSkillDef": lambda g: {**_own(g), "version": 1},
+    "SkillDefService.RetireSkillDef": lambda g: {**_own(g), "retired": False},
+    "SkillDefService.SetSkillDisabled": lambda _: {
+        "name": f"off/n{next(_numbers)}",
+        "disabled": True,
+        "etag": NO_ETAG,
+    },
+    "SkillDefService.SetLabel": lambda g: {**_own(g), "label": "staging", "version": 1},
+    "SkillDefService.DiffSkillDefs": lambda _: {"name": "doc/query", "from": "bundle", "to": "bundle"},
+    "SkillDefService.VerifySkillDef": lambda _: {"name": "doc/query", "content_sha256": "0" * 64},
+    "SkillDefService.ExportSkill": lambda _: {"name": "doc/query"},
+    "SkillDefService.ImportSkills": lambda _: {"archive": _archive()},
     "SkillDefService.ListCatalog": lambda _: {},
     "AgentService.PutAgent": lambda _: {"agent": {"name": f"new-{next(_numbers)}", "skills": ["doc/*"]}},
     "AgentService.GetAgent": lambda _: {"name": "own-agent"},
     "AgentService.ListAgents": lambda _: {},
+    "AgentService.DeleteAgent": _new_agent,
     "AgentService.TestAllowlist": lambda _: {"skills": ["doc/*"], "names": ["doc/query"]},
     "TenantService.CreateTenant": lambda _: {"tenant": f"made-{next(_numbers)}"},
     "TenantService.ListTenants": lambda _: {},
     "TenantService.IssueKey": lambda g: {"tenant": g.tenant, "role": "ROLE_RUNTIME", "expire_time": NEAR_FUTURE},
-    "TenantService.RevokeKey": lambda g: {"tenant": g.tenant, "key_id": g.spare_key},
+    "TenantService.RevokeKey": _new_key,
+    "TenantService.RotateKey": _new_key,
+    "TenantService.SetTenantSuspended": lambda g: {"tenant": g.spare_tenant, "suspended": True, "reason": "Late."},
+    "TenantService.GetQuotas": lambda g: {"tenant": g.tenant},
+    "TenantService.SetQuotas": lambda g: {"tenant": g.spare_tenant, "quotas": {"skills": 10}},
     "TenantService.ListKeys": lambda g: {"tenant": g.tenant},
     "AuditService.QueryAuditEvents": lambda _: {"page_size": 5},
     "AuditService.ExplainResolution": lambda _: {"name": "doc/query"},
@@ -152,28 +196,28 @@ def test_every_rpc_has_a_request_that_is_in_order(ground: Ground) -> None:
 def test_no_value_of_a_field_is_answered_with_anything_but_an_answer_or_a_typed_error(
     ground: Ground, method: str, way: tuple[FieldDescriptor, ...]
 ) -> None:
-    is_text = way[-1].type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
-    values: Mapping[str, bytes | int] = HOSTILE_TEXTS if is_text else {str(n): n for n in HOSTILE_NUMBERS}
+    is_text = way[-1].type == FieldDescriptor.TYPE_STRING
+    is_bytes = way[-1].type == FieldDescriptor.TYPE_BYTES
+    values: Mapping[str, bytes | int] = HOSTILE_TEXTS if is_text or is_bytes else {str(n): n for n in HOSTILE_NUMBERS}
     refused = {}
-    before = ground.revisions()
     for name, value in values.items():
-        answer = ground.send(method, base(ground, method) + with_field(way, value))
+        request = base(ground, method) + with_field(way, value)
+        before = ground.revisions()
+        answer = ground.send(method, request)
         if isinstance(answer, Failure):
             assert answer.reason not in NOT_THE_CALLERS_FAULT
             assert ground.revisions() == before
             refused[name] = answer.reason
-        else:
-            before = ground.revisions()
     if is_text:
         assert (refused["not utf-8"], refused["surrogate"]) == ("INVALID_MESSAGE", "INVALID_MESSAGE")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_request_is_answered_or_refused_with_a_reason(ground: Ground, method: str) -> None:
-    before = ground.revisions()
-    answer = ground.send(method, b"")
     wants_nothing = not BASES[method](ground) or method == "AuditService.QueryAuditEvents"
     wants_nothing |= method == "AgentService.TestAllowlist"
+    before = ground.revisions()
+    answer = ground.send(method, b"")
     assert isinstance(answer, Failure) is not wants_nothing
     if isinstance(answer, Failure):
         assert answer.reason.startswith("INVALID_")

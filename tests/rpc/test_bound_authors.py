@@ -8,16 +8,22 @@ import pytest
 from substrate.domain.identity import Role
 from substrate.rpc.client import Client
 from tests.servers import Cluster, TestTenant
-from tests.skills import changed, refused, skill_md
+from tests.skills import changed, etag_of, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows
 
 VERBS: Mapping[str, Mapping[str, object]] = {
     "CreateSkillDef": {"source": skill_md("secret")},
+    "ForkSkillDef": {"promote": True},
     "GetSkillDef": {},
+    "ListSkillDefVersions": {},
     "PromoteSkillDef": {"version": 1},
     "RetireSkillDef": {},
     "SetSkillDisabled": {"disabled": True},
+    "SetLabel": {"label": "staging", "version": 1},
+    "DiffSkillDefs": {"from": "v1", "to": "bundle"},
+    "VerifySkillDef": {"content_sha256": "0" * 64},
+    "ExportSkill": {},
 }
 
 
@@ -116,7 +122,8 @@ def test_a_skill_with_more_tools_than_the_agent_has_is_refused(cluster: Cluster,
 def test_an_agent_promotes_no_version_with_more_tools_than_it_has(bound: Bound) -> None:
     source = skill_md("mine", header="allowed-tools: WebFetch\n")
     bound.tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=source, promote=False)
-    failed = refused(bound.client, "SkillDefService.PromoteSkillDef", name="own/mine", version=1)
+    etag = etag_of(bound.client, "own/mine")
+    failed = refused(bound.client, "SkillDefService.PromoteSkillDef", name="own/mine", version=1, etag=etag)
     assert failed.reason == "TOOLS_EXCEED_AGENT"
     assert bound.tenant.author.call("SkillDefService.GetSkillDef", name="own/mine").skill_def.active_version == 0
 

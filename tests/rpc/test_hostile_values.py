@@ -53,10 +53,16 @@ NAMED: dict[str, dict[str, Any]] = {
     "SkillService.InvokeSkill": {"agent": "doc-manager"},
     "SkillService.ReadSkillFile": {"agent": "doc-manager", "path": "x"},
     "SkillDefService.CreateSkillDef": {"source": skill_md("x")},
+    "SkillDefService.ForkSkillDef": {},
     "SkillDefService.GetSkillDef": {},
+    "SkillDefService.ListSkillDefVersions": {},
     "SkillDefService.PromoteSkillDef": {"version": 1},
     "SkillDefService.RetireSkillDef": {},
     "SkillDefService.SetSkillDisabled": {"disabled": True},
+    "SkillDefService.SetLabel": {"label": "staging", "version": 1},
+    "SkillDefService.DiffSkillDefs": {},
+    "SkillDefService.VerifySkillDef": {"content_sha256": "0" * 64},
+    "SkillDefService.ExportSkill": {},
     "AuditService.ExplainResolution": {},
 }
 
@@ -168,9 +174,10 @@ def test_a_page_of_large_agents_ends_before_it_is_larger_than_what_clients_accep
     cluster: Cluster, tenant: TestTenant
 ) -> None:
     many = (
-        "INSERT INTO agents (tenant_id, name, description, skills, definition, content_sha256, revision, created_at,"
-        " updated_at, updated_by) SELECT %s, 'a-' || number, '', '{}', json_build_object('prompt', repeat('x', 60000)),"
-        " '', 1, now(), now(), 'test' FROM generate_series(1, 150) AS number"
+        "INSERT INTO agents (tenant_id, name, description, skills, definition, pins, content_sha256, revision,"
+        " created_at, updated_at, updated_by) SELECT %s, 'a-' || number, '', '{}',"
+        " json_build_object('prompt', repeat('x', 60000)), '{}', '', 1, now(), now(), 'test'"
+        " FROM generate_series(1, 150) AS number"
     )
     assert owner.change(cluster, many, tenant.name) == 150
     tenant.author.call("AgentService.PutAgent", agent={"name": "one-more"})
@@ -195,6 +202,7 @@ FORGED = ["abc", "\0", "-1", "9" * 1000, "1e9", "\u00b2", "\ud800", "doc/x'; --"
 PAGED: dict[str, Callable[[str], tuple[object, ...]]] = {
     "AgentService.ListAgents": lambda tenant: ("ListAgents", tenant),
     "SkillDefService.ListSkillDefs": lambda tenant: (tenant, "ListSkillDefs", "", False, ""),
+    "SkillDefService.ListSkillDefVersions": lambda tenant: ("ListSkillDefVersions", tenant, "", "own/mine"),
     "SkillDefService.ListCatalog": lambda tenant: (tenant, "ListCatalog", "", ""),
     "TenantService.ListTenants": lambda _: ("ListTenants",),
     "TenantService.ListKeys": lambda tenant: ("ListKeys", tenant),
@@ -207,6 +215,9 @@ def test_a_page_token_that_somebody_made_up_does_no_harm(tenant: TestTenant, met
     operator = method.startswith("TenantService")
     client: Client = tenant.server.operator() if operator else tenant.author
     fields = {"tenant": tenant.name} if method == "TenantService.ListKeys" else {}
+    if method == "SkillDefService.ListSkillDefVersions":
+        fields = {"name": "own/mine"}
+        tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
     # What the token is bound to is known here, so that what is made up gets as far as it can.
     client.call(method, page_token=page_token("1", *PAGED[method](tenant.name)), **fields)
     for after in FORGED:

@@ -11,7 +11,7 @@ from substrate.api.v1 import catalog_pb2
 from substrate.domain.identity import Role
 from substrate.rpc.client import Client
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
-from tests.skills import add_version, changed, refused, skill_md
+from tests.skills import add_version, changed, etag_of, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows
 
@@ -151,7 +151,7 @@ def test_a_name_under_review_takes_effect_by_another_authors_hand(cluster: Clust
     assert (draft.skill_def.active_version, draft.HasField("winner")) == (0, False)
     assert both.entry(name).mode == MODES.NAME_MODE_REVIEW
     promote = {"name": name, "version": 1}
-    failed = refused(both.author, "SkillDefService.PromoteSkillDef", **promote)
+    failed = refused(both.author, "SkillDefService.PromoteSkillDef", **promote, etag=draft.skill_def.etag)
     assert (failed.code, failed.reason, failed.metadata["name"]) == ("FAILED_PRECONDITION", "REVIEW_REQUIRED", name)
     event = events(cluster, both.name)[-1]
     assert (event["verb"], event["outcome"], event["reason"]) == ("promote", "REFUSED", "REVIEW_REQUIRED")
@@ -164,15 +164,13 @@ def test_a_name_under_review_takes_effect_by_another_authors_hand(cluster: Clust
     assert changed(both.author, "SkillDefService.PromoteSkillDef", **promote).skill_def == done.skill_def
 
 
-def test_each_version_under_review_needs_somebody_other_than_its_own_author(cluster: Cluster, both: Both) -> None:
+def test_each_version_under_review_needs_somebody_other_than_its_own_author(both: Both) -> None:
     name = "reviewed/mine"
-    reviewer = rows(
-        cluster, "SELECT key_id FROM keys WHERE tenant_id = %s AND role = 'author' ORDER BY created_at", both.name
-    )[-1][0]
     _create(both.author, name, promote=False)
     changed(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=1)
-    add_version(cluster, both.name, name, skill_md("mine", "Second.\n"), by=reviewer)
-    failed = refused(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=2)
+    add_version(both.reviewer, name, skill_md("mine", "Second.\n"))
+    etag = etag_of(both.reviewer, name)
+    failed = refused(both.reviewer, "SkillDefService.PromoteSkillDef", name=name, version=2, etag=etag)
     assert failed.reason == "REVIEW_REQUIRED"
     assert changed(both.author, "SkillDefService.PromoteSkillDef", name=name, version=2).winner.origin == "tenant:v2"
 

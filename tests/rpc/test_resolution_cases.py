@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from substrate.api.v1.catalog_pb2 import CandidateState, Layer
-from substrate.domain.skillheader import content_sha256, header_from_plain
 from tests.servers import Cluster, TestTenant, running_server
-from tests.skills import changed, refused, skill_md
+from tests.skills import add_version, changed, refused, skill_md
 from tests.sources.bundle_files import write_bundle, write_skill
 from tests.store import owner
 
@@ -42,12 +41,13 @@ def static_parts(case: Case, folder: Path) -> Case:
 
 
 def author(cluster: Cluster, tenant: TestTenant, skill_defs: Case) -> None:
-    """Give the tenant the SkillDefs of a case, by calls where there are some and as the database's owner otherwise."""
+    """Give the tenant the SkillDefs of a case, by calls; only the database's owner can spoil one."""
     for name, data in skill_defs.items():
         source = skill_md(name.rpartition("/")[2], f"Version 1 of {name}.\n")
         tenant.author.call("SkillDefService.CreateSkillDef", name=name, source=source, promote=data["promoted"] == 1)
         for version in data["versions"][1:]:
-            add_version(cluster, tenant, name, version)
+            text = skill_md(name.rpartition("/")[2], f"Version {version} of {name}.\n")
+            assert add_version(tenant.author, name, text) == version
         if data["promoted"] not in (None, 1):
             # What is promoted later has had its predecessors promoted before it.
             for version in range(1, data["promoted"] + 1):
@@ -58,23 +58,6 @@ def author(cluster: Cluster, tenant: TestTenant, skill_defs: Case) -> None:
             spoilt = "UPDATE skill_def_versions SET body = 'Other.' WHERE tenant_id = %s AND name = %s"
             assert owner.change(cluster, spoilt, tenant.name, name) == len(data["versions"])
             bump(cluster, tenant)
-
-
-def add_version(cluster: Cluster, tenant: TestTenant, name: str, version: int) -> None:
-    """Add a version of a SkillDef that differs from the first in its body."""
-    header = owner.value(
-        cluster, "SELECT header FROM skill_def_versions WHERE tenant_id = %s AND name = %s LIMIT 1", tenant.name, name
-    )
-    body = f"Version {version} of {name}.\n"
-    copied = (
-        "INSERT INTO skill_def_versions (tenant_id, name, version, header, body, positional_base, content_sha256,"
-        " created_at, created_by) SELECT tenant_id, name, %s, header, %s, positional_base, %s, created_at, created_by"
-        " FROM skill_def_versions WHERE tenant_id = %s AND name = %s AND version = 1"
-    )
-    digest = content_sha256(header_from_plain(header), body)
-    assert owner.change(cluster, copied, version, body, digest, tenant.name, name) == 1
-    owner.change(cluster, "UPDATE skill_defs SET latest_version = %s WHERE tenant_id = %s", version, tenant.name)
-    bump(cluster, tenant)
 
 
 def bump(cluster: Cluster, tenant: TestTenant) -> None:

@@ -67,17 +67,17 @@ def until(condition: Callable[[], bool]) -> None:
 
 def begun(channel: grpc.Channel, server: RunningServer, key: str, method: str) -> Future:
     """Begin a call and return it as soon as the server has it in hand."""
-    before = server.app.server._pool.held
+    before = server.app.server.held
     message = GetMessageClass(METHODS[method].input_type)(**REQUESTS[method])
     send: Any = channel.unary_unary(path_of(method))
     call: Future = send.future(message.SerializeToString(), metadata=bearer(key), timeout=20)
-    until(lambda: server.app.server._pool.held > before)
+    until(lambda: server.app.server.held > before)
     return call
 
 
 def ended(server: RunningServer) -> None:
     """Wait until the server has left every call."""
-    until(lambda: server.app.server._pool.held == 0)
+    until(lambda: server.app.server.held == 0)
 
 
 def open_transactions(cluster: Cluster) -> list[Any]:

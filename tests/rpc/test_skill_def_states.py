@@ -7,7 +7,7 @@ import pytest
 from substrate.api.v1 import catalog_pb2
 from substrate.domain.identity import Role
 from tests.servers import Cluster, TestTenant
-from tests.skills import add_version, changed, refused, skill_md
+from tests.skills import add_version, changed, etag_of, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import rows, value
 
@@ -16,6 +16,10 @@ STATES = catalog_pb2.CandidateState
 
 def _call(tenant: TestTenant, method: str, name: str = "doc/query", **fields: object) -> Any:
     return tenant.author.call(f"SkillDefService.{method}", name=name, **fields)
+
+
+def _change(tenant: TestTenant, method: str, name: str = "doc/query", **fields: object) -> Any:
+    return changed(tenant.author, f"SkillDefService.{method}", name=name, **fields)
 
 
 def _create(tenant: TestTenant, name: str = "doc/query", body: str = "Own.\n", **fields: object) -> Any:
@@ -45,7 +49,7 @@ def _stored(cluster: Cluster, tenant: TestTenant) -> list[tuple[Any, ...]]:
 
 def test_promotion_puts_any_version_in_effect(cluster: Cluster, tenant: TestTenant) -> None:
     _create(tenant, promote=False)
-    add_version(cluster, tenant.name, "doc/query", skill_md("query", "Second.\n"))
+    add_version(tenant.author, "doc/query", skill_md("query", "Second.\n"))
     assert _origin(tenant).startswith("bundle:")
     reviewer = tenant.server.client(tenant.server.key(tenant.name, Role.AUTHOR))
     key_id = value(
@@ -72,37 +76,37 @@ def test_to_promote_what_is_in_effect_changes_nothing(cluster: Cluster, tenant: 
 
 def test_a_retired_skill_falls_to_the_layer_below_and_comes_back_as_it_was(tenant: TestTenant) -> None:
     _create(tenant)
-    retired = _call(tenant, "RetireSkillDef")
+    retired = _change(tenant, "RetireSkillDef")
     assert (retired.skill_def.retired, retired.skill_def.active_version) == (True, 1)
     assert retired.winner.origin.startswith("bundle:")
     assert _origin(tenant) == retired.winner.origin
-    back = _call(tenant, "RetireSkillDef", retired=False)
+    back = _change(tenant, "RetireSkillDef", retired=False)
     assert (back.skill_def.retired, back.winner.origin, _origin(tenant)) == (False, "tenant:v1", "tenant:v1")
 
 
 def test_a_retired_skill_without_a_layer_below_is_not_found(tenant: TestTenant) -> None:
     _create(tenant, "doc/mine")
-    assert not _call(tenant, "RetireSkillDef", "doc/mine").HasField("winner")
+    assert not _change(tenant, "RetireSkillDef", "doc/mine").HasField("winner")
     assert _origin(tenant, "doc/mine") == "SKILL_NOT_FOUND"
 
 
-def test_promotion_leaves_a_retired_skill_retired(cluster: Cluster, tenant: TestTenant) -> None:
+def test_promotion_leaves_a_retired_skill_retired(tenant: TestTenant) -> None:
     _create(tenant)
-    add_version(cluster, tenant.name, "doc/query", skill_md("query", "Second.\n"))
-    _call(tenant, "RetireSkillDef")
-    done = _call(tenant, "PromoteSkillDef", version=2)
+    add_version(tenant.author, "doc/query", skill_md("query", "Second.\n"))
+    _change(tenant, "RetireSkillDef")
+    done = _change(tenant, "PromoteSkillDef", version=2)
     assert (done.skill_def.retired, done.skill_def.active_version) == (True, 2)
     assert done.winner.origin.startswith("bundle:")
-    assert _call(tenant, "RetireSkillDef", retired=False).winner.origin == "tenant:v2"
+    assert _change(tenant, "RetireSkillDef", retired=False).winner.origin == "tenant:v2"
 
 
 @pytest.mark.parametrize("retired", [True, False])
 def test_to_retire_or_bring_back_twice_changes_nothing(cluster: Cluster, tenant: TestTenant, *, retired: bool) -> None:
     _create(tenant)
-    _call(tenant, "RetireSkillDef", retired=not retired)
-    once = _call(tenant, "RetireSkillDef", retired=retired)
+    _change(tenant, "RetireSkillDef", retired=not retired)
+    once = _change(tenant, "RetireSkillDef", retired=retired)
     before = _stored(cluster, tenant)
-    again = _call(tenant, "RetireSkillDef", retired=retired)
+    again = _change(tenant, "RetireSkillDef", retired=retired)
     assert again.skill_def == once.skill_def
     assert again.winner == once.winner
     assert _stored(cluster, tenant) == before
@@ -110,7 +114,7 @@ def test_to_retire_or_bring_back_twice_changes_nothing(cluster: Cluster, tenant:
 
 def test_a_switched_off_name_is_hidden_in_every_layer(tenant: TestTenant) -> None:
     _create(tenant)
-    done = _call(tenant, "SetSkillDisabled", disabled=True, reason="Unsafe.")
+    done = _change(tenant, "SetSkillDisabled", disabled=True, reason="Unsafe.")
     assert (done.disabled, done.skill_def.disabled, done.HasField("winner")) == (True, True, False)
     assert _origin(tenant) == "SKILL_NOT_FOUND"
     for qualifier in ("bundle", "v1"):
@@ -124,38 +128,38 @@ def test_a_switched_off_name_is_hidden_in_every_layer(tenant: TestTenant) -> Non
         STATES.CANDIDATE_STATE_SHADOWED,
     ]
     assert "Unsafe." in entry.candidates[0].why
-    on = _call(tenant, "SetSkillDisabled", disabled=False)
+    on = _change(tenant, "SetSkillDisabled", disabled=False)
     assert (on.disabled, on.skill_def.disabled, on.winner.origin) == (False, False, "tenant:v1")
     assert _origin(tenant) == "tenant:v1"
 
 
 @pytest.mark.parametrize("name", ["doc/chunk-add", "doc/not-there"])
 def test_any_name_can_be_switched_off_whether_or_not_the_tenant_has_it(tenant: TestTenant, name: str) -> None:
-    done = _call(tenant, "SetSkillDisabled", name, disabled=True)
+    done = _change(tenant, "SetSkillDisabled", name, disabled=True)
     assert (done.disabled, done.HasField("skill_def"), done.HasField("winner")) == (True, False, False)
     assert _origin(tenant, name) == "SKILL_NOT_FOUND"
-    done = _call(tenant, "SetSkillDisabled", name, disabled=False)
+    done = _change(tenant, "SetSkillDisabled", name, disabled=False)
     assert (done.disabled, done.HasField("skill_def")) == (False, False)
 
 
 @pytest.mark.parametrize("disabled", [True, False])
 def test_to_switch_twice_changes_nothing(cluster: Cluster, tenant: TestTenant, *, disabled: bool) -> None:
     _create(tenant)
-    _call(tenant, "SetSkillDisabled", disabled=not disabled)
-    once = _call(tenant, "SetSkillDisabled", disabled=disabled, reason="The first.")
+    _change(tenant, "SetSkillDisabled", disabled=not disabled)
+    once = _change(tenant, "SetSkillDisabled", disabled=disabled, reason="The first.")
     before = _stored(cluster, tenant)
-    again = _call(tenant, "SetSkillDisabled", disabled=disabled, reason="The second.")
+    again = _change(tenant, "SetSkillDisabled", disabled=disabled, reason="The second.")
     assert (again.disabled, again.skill_def) == (once.disabled, once.skill_def)
     assert _stored(cluster, tenant) == before
 
 
 def test_every_answer_tells_whether_the_name_is_switched_off(tenant: TestTenant) -> None:
-    _call(tenant, "SetSkillDisabled", disabled=True)
+    _change(tenant, "SetSkillDisabled", disabled=True)
     answers = [
         _create(tenant, promote=False),
-        _call(tenant, "PromoteSkillDef", version=1),
-        _call(tenant, "RetireSkillDef"),
-        _call(tenant, "RetireSkillDef", retired=False),
+        _change(tenant, "PromoteSkillDef", version=1),
+        _change(tenant, "RetireSkillDef"),
+        _change(tenant, "RetireSkillDef", retired=False),
         _call(tenant, "GetSkillDef"),
     ]
     assert [answer.skill_def.disabled for answer in answers] == [True] * len(answers)
@@ -166,16 +170,18 @@ def _call_catalog(tenant: TestTenant, pattern: str) -> Any:
     return tenant.author.call("SkillDefService.ListCatalog", pattern=pattern).entries
 
 
-def test_the_etag_and_the_time_of_change_move_with_every_change(cluster: Cluster, tenant: TestTenant) -> None:
+def test_the_etag_and_the_time_of_change_move_with_every_change(tenant: TestTenant) -> None:
     made = _create(tenant)
-    add_version(cluster, tenant.name, "doc/query", skill_md("query", "Second.\n"))
-    seen = [made.skill_def]
+    add_version(tenant.author, "doc/query", skill_md("query", "Second.\n"))
+    seen = [made.skill_def, _call(tenant, "GetSkillDef").skill_def]
     for method, fields in (
         ("PromoteSkillDef", {"version": 2}),
         ("RetireSkillDef", {}),
         ("RetireSkillDef", {"retired": False}),
         ("SetSkillDisabled", {"disabled": True}),
         ("SetSkillDisabled", {"disabled": False}),
+        ("SetLabel", {"label": "staging", "version": 1}),
+        ("SetLabel", {"label": "staging", "version": 0}),
     ):
         done = _call(tenant, method, etag=seen[-1].etag, **fields)
         seen.append(done.skill_def)
@@ -194,13 +200,15 @@ def test_the_etag_and_the_time_of_change_move_with_every_change(cluster: Cluster
         ("RetireSkillDef", {"retired": False}),
         ("SetSkillDisabled", {"disabled": True}),
         ("SetSkillDisabled", {"disabled": False}),
+        ("SetLabel", {"label": "staging", "version": 1}),
+        ("ForkSkillDef", {"from": "v1", "promote": True}),
     ],
 )
 def test_a_change_of_what_has_changed_since_is_refused(
     cluster: Cluster, tenant: TestTenant, method: str, fields: dict[str, object]
 ) -> None:
     stale = _create(tenant).skill_def.etag
-    _call(tenant, "RetireSkillDef")
+    _change(tenant, "RetireSkillDef")
     before = _stored(cluster, tenant)
     failed = refused(tenant.author, f"SkillDefService.{method}", name="doc/query", etag=stale, **fields)
     assert (failed.code, failed.reason, failed.metadata["name"]) == ("ABORTED", "ETAG_MISMATCH", "doc/query")
@@ -215,7 +223,14 @@ def test_an_etag_for_what_the_tenant_does_not_have_is_a_mismatch(tenant: TestTen
     assert _origin(tenant).startswith("bundle:")
 
 
-@pytest.mark.parametrize(("method", "fields"), [("PromoteSkillDef", {"version": 1}), ("RetireSkillDef", {})])
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("PromoteSkillDef", {"version": 1}),
+        ("RetireSkillDef", {}),
+        ("SetLabel", {"label": "staging", "version": 1}),
+    ],
+)
 def test_what_the_tenant_does_not_have_cannot_be_changed(
     tenant: TestTenant, method: str, fields: dict[str, object]
 ) -> None:
@@ -228,25 +243,34 @@ def test_what_the_tenant_does_not_have_cannot_be_changed(
 )
 def test_only_a_version_that_is_there_can_be_promoted(tenant: TestTenant, version: int, reason: str) -> None:
     _create(tenant)
-    failed = refused(tenant.author, "SkillDefService.PromoteSkillDef", name="doc/query", version=version)
+    etag = etag_of(tenant.author, "doc/query")
+    failed = refused(tenant.author, "SkillDefService.PromoteSkillDef", name="doc/query", version=version, etag=etag)
     assert failed.reason == reason
 
 
 def test_a_runtime_key_authors_nothing(cluster: Cluster, tenant: TestTenant) -> None:
     _create(tenant)
     before = _stored(cluster, tenant)
+    reviewing = ("GetSkillDef", "ListSkillDefVersions", "PromoteSkillDef", "DiffSkillDefs")
     for method, fields in (
         ("CreateSkillDef", {"name": "own/x", "source": skill_md("x")}),
+        ("ForkSkillDef", {"name": "doc/query"}),
         ("GetSkillDef", {"name": "doc/query"}),
         ("ListSkillDefs", {}),
+        ("ListSkillDefVersions", {"name": "doc/query"}),
         ("PromoteSkillDef", {"name": "doc/query", "version": 1}),
         ("RetireSkillDef", {"name": "doc/query"}),
         ("SetSkillDisabled", {"name": "doc/query", "disabled": True}),
+        ("SetLabel", {"name": "doc/query", "label": "staging", "version": 1}),
+        ("DiffSkillDefs", {"name": "doc/query", "from": "v1", "to": "bundle"}),
+        ("VerifySkillDef", {"name": "doc/query", "content_sha256": "0" * 64}),
+        ("ExportSkill", {"name": "doc/query"}),
+        ("ImportSkills", {"archive": b""}),
         ("ListCatalog", {}),
     ):
         failed = refused(tenant.runtime, f"SkillDefService.{method}", **fields)
         assert (failed.code, failed.reason) == ("PERMISSION_DENIED", "ROLE_REQUIRED")
-        assert failed.metadata["roles"] == "author"
+        assert failed.metadata["roles"] == ("author,operator" if method in reviewing else "author")
         event = events(cluster, tenant.name)[-1]
         assert (event["id"], event["reason"], event["role"]) == (failed.decision_id, "ROLE_REQUIRED", "runtime")
     assert _stored(cluster, tenant) == before

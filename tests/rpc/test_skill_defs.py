@@ -4,7 +4,7 @@ import pytest
 
 from substrate.api.v1 import catalog_pb2
 from tests.servers import Cluster, TestTenant
-from tests.skills import add_version, changed, refused, skill_md
+from tests.skills import add_version, changed, etag_of, refused, skill_md
 from tests.store.chain import events
 from tests.store.owner import change, rows, value
 
@@ -104,11 +104,9 @@ def test_a_skill_created_under_a_disabled_name_stands_before_nothing_yet(tenant:
     assert list(made.shadows) == []
 
 
-@pytest.mark.parametrize("state", ["in effect", "draft", "retired", "disabled"])
+@pytest.mark.parametrize("state", ["in effect", "draft", "disabled"])
 def test_a_name_that_the_tenant_has_is_refused(cluster: Cluster, tenant: TestTenant, state: str) -> None:
     _create(tenant, promote=state != "draft")
-    if state == "retired":
-        changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/mine")
     if state == "disabled":
         changed(tenant.author, "SkillDefService.SetSkillDisabled", name="own/mine", disabled=True)
     before = rows(cluster, "SELECT * FROM skill_def_versions WHERE tenant_id = %s", tenant.name)
@@ -121,6 +119,30 @@ def test_a_name_that_the_tenant_has_is_refused(cluster: Cluster, tenant: TestTen
     event = events(cluster, tenant.name)[-1]
     assert (event["id"], event["verb"], event["outcome"]) == (failed.decision_id, "create", "REFUSED")
     assert (event["reason"], event["name"]) == ("SKILL_DEF_EXISTS", "own/mine")
+
+
+def test_the_name_of_a_retired_skill_may_be_used_again(cluster: Cluster, tenant: TestTenant) -> None:
+    first = _create(tenant).version
+    add_version(tenant.author, "own/mine", skill_md("mine", "Second.\n"))
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/mine")
+    before = rows(cluster, "SELECT * FROM skill_def_versions WHERE tenant_id = %s ORDER BY version", tenant.name)
+    draft = _create(tenant, promote=False)
+    assert (draft.version.version, draft.skill_def.latest_version, draft.version.HasField("lineage")) == (3, 3, False)
+    assert (draft.skill_def.retired, draft.skill_def.active_version) == (False, 0)
+    assert not draft.HasField("winner")
+    kept = rows(
+        cluster,
+        "SELECT * FROM skill_def_versions WHERE tenant_id = %s AND version < 3 ORDER BY version",
+        tenant.name,
+    )
+    assert kept == before
+    got = tenant.author.call("SkillDefService.GetSkillDef", name="own/mine", version=1)
+    assert got.version.content_sha256 == first.content_sha256
+    again = refused(tenant.author, "SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
+    assert again.reason == "SKILL_DEF_EXISTS"
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name="own/mine")
+    made = _create(tenant)
+    assert (made.version.version, made.skill_def.active_version, made.winner.origin) == (4, 4, "tenant:v4")
 
 
 def test_the_source_comes_back_as_the_same_skill(tenant: TestTenant) -> None:
@@ -143,9 +165,9 @@ def test_a_byte_order_mark_and_carriage_returns_are_no_part_of_the_skill(tenant:
     assert made.version.content_sha256 == plain.version.content_sha256
 
 
-def test_get_takes_a_version_and_else_the_one_in_effect_or_the_newest(cluster: Cluster, tenant: TestTenant) -> None:
+def test_get_takes_a_version_and_else_the_one_in_effect_or_the_newest(tenant: TestTenant) -> None:
     _create(tenant, promote=False)
-    second = add_version(cluster, tenant.name, "own/mine", skill_md("mine", "Second.\n"))
+    second = add_version(tenant.author, "own/mine", skill_md("mine", "Second.\n"))
 
     def got(version: int = 0) -> tuple[int, str]:
         found = tenant.author.call(
@@ -183,7 +205,8 @@ def test_a_version_that_does_not_match_its_digest_is_quarantined(
     failed = refused(tenant.author, "SkillDefService.GetSkillDef", name="doc/query")
     assert (failed.code, failed.reason) == ("FAILED_PRECONDITION", "SKILL_QUARANTINED")
     assert failed.metadata["name"] == "doc/query"
-    failed = refused(tenant.author, "SkillDefService.PromoteSkillDef", name="doc/query", version=1)
+    etag = etag_of(tenant.author, "doc/query")
+    failed = refused(tenant.author, "SkillDefService.PromoteSkillDef", name="doc/query", version=1, etag=etag)
     assert failed.reason == "SKILL_QUARANTINED"
     failed = refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
     assert (failed.reason, failed.metadata["name"]) == ("SKILL_QUARANTINED", "doc/query")
@@ -241,7 +264,19 @@ def test_positional_arguments_begin_at_zero_or_one(tenant: TestTenant, base: int
 
 
 def test_a_qualifier_is_no_part_of_a_name_to_author(tenant: TestTenant) -> None:
-    for method in ("CreateSkillDef", "GetSkillDef", "PromoteSkillDef", "RetireSkillDef", "SetSkillDisabled"):
+    for method in (
+        "CreateSkillDef",
+        "ForkSkillDef",
+        "GetSkillDef",
+        "ListSkillDefVersions",
+        "PromoteSkillDef",
+        "RetireSkillDef",
+        "SetSkillDisabled",
+        "SetLabel",
+        "DiffSkillDefs",
+        "VerifySkillDef",
+        "ExportSkill",
+    ):
         fields: dict[str, object] = {"version": 1} if method == "PromoteSkillDef" else {}
         failed = refused(tenant.author, f"SkillDefService.{method}", name="doc/query@bundle", **fields)
         assert (failed.reason, failed.violations[0][0]) == ("INVALID_NAME", "name")

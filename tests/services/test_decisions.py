@@ -25,8 +25,11 @@ class Elsewhere:
     author: Client
     operator: Client
 
-    def create(self, name: str) -> None:
-        self.author.call("SkillDefService.CreateSkillDef", name=name, source=skill_md(name.rpartition("/")[2]))
+    def create(self, name: str) -> str:
+        """Create a skill and return its etag."""
+        source = skill_md(name.rpartition("/")[2])
+        etag: str = self.author.call("SkillDefService.CreateSkillDef", name=name, source=source).skill_def.etag
+        return etag
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +95,9 @@ def test_a_key_is_refused_from_its_expiry_on(elsewhere: Elsewhere, server: Runni
 
 def test_a_stale_yes_is_corrected(cluster: Cluster, elsewhere: Elsewhere) -> None:
     tenant = elsewhere.here
-    elsewhere.create("doc/mine")
+    etag = elsewhere.create("doc/mine")
     tenant.runtime.call("SkillService.InvokeSkill", **OWN)
-    changed(elsewhere.author, "SkillDefService.RetireSkillDef", name="doc/mine")
+    elsewhere.author.call("SkillDefService.RetireSkillDef", name="doc/mine", etag=etag)
     assert refused(tenant.runtime, "SkillService.InvokeSkill", **OWN).reason == "SKILL_NOT_FOUND"
     expected = [("invoke", ""), ("create", ""), ("invoke", ""), ("retire", ""), ("invoke", "SKILL_NOT_FOUND")]
     assert _verbs(cluster, tenant) == expected

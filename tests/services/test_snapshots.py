@@ -252,7 +252,8 @@ def test_a_call_in_progress_finishes_on_the_static_state_it_began_with(cluster: 
 
 def test_every_write_is_seen_by_the_very_next_call_on_either_server(cluster: Cluster, server: RunningServer) -> None:
     tenant = server.tenant()
-    tenant.author.call("SkillDefService.CreateSkillDef", name="doc/mine", source=skill_md("mine"))
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name="doc/mine", source=skill_md("mine"))
+    etag = made.skill_def.etag
     invoke = {"agent": "doc-manager", "name": "doc/mine"}
     with running_server(cluster) as second:
         authors = (tenant.author, second.client(second.key(tenant.name, Role.AUTHOR)))
@@ -260,8 +261,9 @@ def test_every_write_is_seen_by_the_very_next_call_on_either_server(cluster: Clu
         for turn in range(200):
             disabled = turn % 2 == 0
             written = authors[turn // 2 % 2].call(
-                "SkillDefService.SetSkillDisabled", name="doc/mine", disabled=disabled
+                "SkillDefService.SetSkillDisabled", name="doc/mine", disabled=disabled, etag=etag
             )
+            etag = written.etag
             for runtime in runtimes:
                 listed = runtime.call("SkillService.ListSkills", agent="doc-manager", pattern="doc/mine").skills
                 assert len(listed) == (0 if disabled else 1)

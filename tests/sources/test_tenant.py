@@ -168,8 +168,8 @@ def test_a_version_other_than_the_active_one_is_read_when_it_is_asked_for(
     cluster: Cluster, source: TenantSource, static: StaticCatalog, tenant: TestTenant
 ) -> None:
     _create(tenant)
-    add_version(cluster, tenant.name, NAME, skill_md("query", "Second.\n"))
-    add_version(cluster, tenant.name, NAME, skill_md("query", "Third.\n"))
+    add_version(tenant.author, NAME, skill_md("query", "Second.\n"))
+    add_version(tenant.author, NAME, skill_md("query", "Third.\n"))
     changed(tenant.author, "SkillDefService.PromoteSkillDef", name=NAME, version=2)
     catalog = Catalog(_load(source, tenant).layers, static)
 

@@ -1,5 +1,6 @@
 """The server's database roles as tests take them, and what each may do."""
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.types.json import Json
+from sqlalchemy import JSON
 
 from substrate.store.session import DatabaseRole
 from substrate.store.tables import metadata
@@ -22,7 +25,10 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
     "substrate_app": {
         "alembic_version": {"SELECT": EVERY_COLUMN},
         "deployment": {"SELECT": EVERY_COLUMN},
-        "tenants": {"SELECT": EVERY_COLUMN, "UPDATE": ("catalog_revision",)},
+        "tenants": {
+            "SELECT": EVERY_COLUMN,
+            "UPDATE": ("catalog_revision", "stored_bytes", "writes_counted", "writes_minute"),
+        },
         "skill_defs": {
             "SELECT": EVERY_COLUMN,
             "INSERT": EVERY_COLUMN,
@@ -33,13 +39,27 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
             "INSERT": EVERY_COLUMN,
             "UPDATE": ("promoted_at", "promoted_by"),
         },
+        "skill_files": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
+        "skill_labels": {
+            "SELECT": EVERY_COLUMN,
+            "INSERT": EVERY_COLUMN,
+            "UPDATE": ("updated_at", "updated_by", "version"),
+            "DELETE": EVERY_COLUMN,
+        },
         "disabled_names": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN, "DELETE": EVERY_COLUMN},
         "agents": dict.fromkeys(("SELECT", "INSERT", "UPDATE", "DELETE"), EVERY_COLUMN),
         "keys": {"SELECT": EVERY_COLUMN},
+        "requests": {
+            "SELECT": EVERY_COLUMN,
+            "INSERT": EVERY_COLUMN,
+            "UPDATE": ("answer",),
+            "DELETE": EVERY_COLUMN,
+        },
         "chain_heads": {"SELECT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
     },
     "substrate_audit": {
+        "deployment": {"SELECT": EVERY_COLUMN},
         "tenants": {"SELECT": ("catalog_revision", "tenant_id")},
         "chain_heads": {"SELECT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"INSERT": EVERY_COLUMN},
@@ -49,9 +69,15 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "tenants": {
             "SELECT": EVERY_COLUMN,
             "INSERT": EVERY_COLUMN,
-            "UPDATE": ("catalog_revision", "display_name"),
+            "UPDATE": ("catalog_revision", "display_name", "quotas", "suspend_reason", "suspended_at"),
         },
-        "keys": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN, "UPDATE": ("revoked_at",)},
+        "keys": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN, "UPDATE": ("expires_at", "revoked_at")},
+        "requests": {
+            "SELECT": EVERY_COLUMN,
+            "INSERT": EVERY_COLUMN,
+            "UPDATE": ("answer",),
+            "DELETE": EVERY_COLUMN,
+        },
         "chain_heads": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
     },
@@ -71,7 +97,14 @@ def used_pair(server: RunningServer) -> Pair:
     names = []
     for _ in range(2):
         tenant = server.tenant()
-        tenant.author.call("SkillDefService.CreateSkillDef", name="doc/mine", source=skill_md("mine"))
+        tenant.author.call(
+            "SkillDefService.CreateSkillDef",
+            name="doc/mine",
+            source=skill_md("mine"),
+            files={"files": [{"path": "more.md", "content": b"More."}]},
+            request_id=str(uuid.uuid4()),
+        )
+        changed(tenant.author, "SkillDefService.SetLabel", name="doc/mine", label="staging", version=1)
         changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
         tenant.author.call("AgentService.PutAgent", agent={"name": "helper"})
         names.append(tenant.name)
@@ -101,7 +134,8 @@ def row_of(cluster: Cluster, table: str, tenant: str) -> dict[str, Any]:
 def insert(table: str, row: dict[str, Any]) -> tuple[sql.Composed, list[Any]]:
     """Return a statement that inserts `row`; the id of its transaction is PostgreSQL's to set."""
     columns = [name for name in row if name != "txid"]
-    values = [psycopg.types.json.Json(row[name]) if isinstance(row[name], dict) else row[name] for name in columns]
+    kept = metadata.tables[table].c
+    values = [Json(row[name]) if isinstance(kept[name].type, JSON) else row[name] for name in columns]
     return (
         sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
             sql.Identifier(table),

@@ -5,6 +5,7 @@ import pytest
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 
+from substrate.domain.names import PLATFORM_TENANT
 from substrate.store.migrate import LOGIN_ROLE
 from substrate.store.tables import metadata
 from tests.servers import Cluster, RunningServer
@@ -136,7 +137,22 @@ def test_operator_manages_tenants_and_keys_of_all(cluster: Cluster, pair: Pair) 
         assert connection.execute(statement, values).rowcount == 1
         revoke = "UPDATE keys SET revoked_at = now() WHERE tenant_id = %s AND key_id = 'another'"
         assert connection.execute(revoke, [pair.theirs]).rowcount == 1
-    for column in ("secret_sha256", "role", "agent", "expires_at"):
+        shorten = "UPDATE keys SET expires_at = now() WHERE tenant_id = %s AND key_id = 'another'"
+        assert connection.execute(shorten, [pair.theirs]).rowcount == 1
+    for column in ("secret_sha256", "role", "agent", "principal"):
         update = sql.SQL("UPDATE keys SET {} = {}").format(sql.Identifier(column), sql.Identifier(column))
         with acting_as(cluster, "substrate_operator") as connection, pytest.raises(InsufficientPrivilege):
             connection.execute(update)
+
+
+def test_operator_keeps_the_requests_of_the_platform_alone(cluster: Cluster, pair: Pair) -> None:
+    theirs = row_of(cluster, "requests", pair.theirs)
+    statement, values = insert("requests", theirs)
+    with acting_as(cluster, "substrate_operator") as connection, pytest.raises(InsufficientPrivilege) as refused:
+        connection.execute(statement, values)
+    assert "row-level security" in str(refused.value)
+    own, values = insert("requests", theirs | {"tenant_id": PLATFORM_TENANT})
+    with acting_as(cluster, "substrate_operator") as connection:
+        assert connection.execute(own, values).rowcount == 1
+        seen = connection.execute("SELECT DISTINCT tenant_id FROM requests").fetchall()
+        assert seen == [(PLATFORM_TENANT,)]

@@ -94,7 +94,9 @@ def test_app_forgets_its_tenant_when_the_transaction_ends(cluster: Cluster, pair
 
 def test_a_tenant_without_a_name_can_never_be_made_to_match_the_empty_setting(cluster: Cluster) -> None:
     with connect(cluster) as connection, connection.transaction(force_rollback=True):
-        connection.execute("INSERT INTO tenants (tenant_id, display_name, created_at) VALUES ('', '', now())")
+        connection.execute(
+            "INSERT INTO tenants (tenant_id, display_name, created_at, quotas) VALUES ('', '', now(), '{}')"
+        )
         connection.execute("SET LOCAL ROLE substrate_app")
         connection.execute("SELECT set_config('app.tenant', '', true)")
         assert connection.execute("SELECT * FROM tenants").fetchall() == []

@@ -216,7 +216,7 @@ class PutAgentRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     etag: _builtins.str
     """Etag of the tenant's agent as last read: ETAG_MISMATCH when it has changed or is gone, INVALID_ARGUMENT when absent
-    although the tenant has the agent. Empty to create it.
+    although the tenant has the agent. Empty to create it, and where what is stored cannot be read.
     """
     request_id: _builtins.str
     """A UUID that makes it safe to send the request again; empty for none. See the service."""
@@ -291,7 +291,7 @@ class DeleteAgentRequest(_message.Message):
     name: _builtins.str
     """The agent's name."""
     etag: _builtins.str
-    """Etag of the tenant's agent as last read; INVALID_ARGUMENT when absent."""
+    """Etag of the tenant's agent as last read; INVALID_ARGUMENT when absent, unless what is stored cannot be read."""
     request_id: _builtins.str
     """A UUID that makes it safe to send the request again; empty for none. See the service."""
     def __init__(

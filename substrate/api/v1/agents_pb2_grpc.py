@@ -116,7 +116,8 @@ class AgentServiceServicer:
 
     def TestAllowlist(self, request, context):
         """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
-        live catalog, and what it would change there for an agent. It changes nothing.
+        live catalog, and what it would change there for an agent: names that resolve are held against both allowlists,
+        pins and tools left aside. It changes nothing.
 
         Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
         """

@@ -61,7 +61,8 @@ class AgentServiceStub:
     """
     TestAllowlist: _grpc.UnaryUnaryMultiCallable[_agents_pb2.TestAllowlistRequest, _agents_pb2.TestAllowlistResponse]
     """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
-    live catalog, and what it would change there for an agent. It changes nothing.
+    live catalog, and what it would change there for an agent: names that resolve are held against both allowlists,
+    pins and tools left aside. It changes nothing.
 
     Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
     """
@@ -99,7 +100,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     TestAllowlist: _aio.UnaryUnaryMultiCallable[_agents_pb2.TestAllowlistRequest, _agents_pb2.TestAllowlistResponse]  # type: ignore[assignment]
     """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
-    live catalog, and what it would change there for an agent. It changes nothing.
+    live catalog, and what it would change there for an agent: names that resolve are held against both allowlists,
+    pins and tools left aside. It changes nothing.
 
     Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
     """
@@ -164,7 +166,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.TestAllowlistResponse, _abc.Awaitable[_agents_pb2.TestAllowlistResponse]]:
         """TestAllowlist says what an allowlist, proposed or in use, decides for some names, what it admits of the tenant's
-        live catalog, and what it would change there for an agent. It changes nothing.
+        live catalog, and what it would change there for an agent: names that resolve are held against both allowlists,
+        pins and tools left aside. It changes nothing.
 
         Errors: INVALID_ALLOWLIST with every bad entry, AGENT_NOT_FOUND.
         """
