@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from substrate.domain.archives import SKILL_FILE
+from substrate.domain.archives import MAX_FILE_BYTES, MAX_FILES, MAX_FILES_BYTES, SKILL_FILE
 from substrate.sources.disk import Unreadable, list_folder, read_regular
 
 _DISTANCE = re.compile(r"([0-9]+)([smhdw])", re.ASCII)
@@ -86,12 +86,31 @@ class SkillPath(click.ParamType[SkillSource]):
         if value == "-" or not Path(value).is_dir():
             return SkillSource(TextFile().convert(value, param, ctx))
         try:
-            files = dict(_files(value))
+            files = _within_limits(value)
         except Unreadable as error:
             self.fail(str(error), param, ctx)
         if SKILL_FILE not in files:
             self.fail(f"{value} holds no {SKILL_FILE}.", param, ctx)
-        return SkillSource(TextFile().convert(f"{value}/{SKILL_FILE}", param, ctx), _without(files, SKILL_FILE))
+        try:
+            text = files.pop(SKILL_FILE).decode()
+        except UnicodeDecodeError as error:
+            self.fail(f"{value}/{SKILL_FILE} is not UTF-8 text: {error.reason} at byte {error.start}.", param, ctx)
+        return SkillSource(text, files)
+
+
+def _within_limits(folder: str) -> dict[str, bytes]:
+    """Return the files below `folder`; raise Unreadable once they are more than a skill may have."""
+    files: dict[str, bytes] = {}
+    size = 0
+    for path, content in _files(folder):
+        files[path] = content
+        size += len(content)
+        # The SKILL.md is none of the files that are counted, and there is no need to read on to know.
+        if len(files) > MAX_FILES + 1 or size > MAX_FILES_BYTES + MAX_FILE_BYTES:
+            raise Unreadable(
+                f"{folder} holds more than a skill may: {MAX_FILES} files of {MAX_FILES_BYTES:,} bytes in all."
+            )
+    return files
 
 
 def _files(folder: str, prefix: str = "") -> Iterator[tuple[str, bytes]]:
@@ -104,10 +123,6 @@ def _files(folder: str, prefix: str = "") -> Iterator[tuple[str, bytes]]:
             yield f"{prefix}{entry.name}", read_regular(entry.path)
         except Unreadable as error:
             raise Unreadable(f"{entry.path} {error}") from None
-
-
-def _without(files: Mapping[str, bytes], path: str) -> dict[str, bytes]:
-    return {other: content for other, content in files.items() if other != path}
 
 
 class TextFile(click.ParamType[str]):

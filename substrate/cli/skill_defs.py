@@ -5,9 +5,10 @@ from typing import Any
 import click
 
 from substrate.cli import output
-from substrate.cli.connection import Remote, connected
+from substrate.cli.connection import Remote, connected, refusals
 from substrate.cli.parameters import SkillPath, SkillSource
 from substrate.cli.skill_def_views import diff, export, get, import_, list_, verify, versions
+from substrate.domain.names import parse_skill_name
 
 _agent = click.option("--agent", metavar="NAME", help="Act as this agent, within its allowlist.")
 _etag = click.option("--etag", help="Fail when the name has changed since this etag was read; else it is read first.")
@@ -70,7 +71,7 @@ def fork(remote: Remote, source: SkillSource | None, origin: str | None, **field
 @connected
 def promote(remote: Remote, **fields: Any) -> None:
     """Put VERSION of the SkillDef NAME in effect."""
-    fields["etag"] = fields["etag"] or _own_etag(remote, fields)
+    fields["etag"] = fields["etag"] or _name_etag(remote, fields)
     answer = remote.call("SkillDefService.PromoteSkillDef", **fields)
     text = f"{_done('Promoted', fields)} v{answer['skill_def']['active_version']}.\n"
     remote.show(answer, text + _stands_for(fields, answer) + _for_whom(fields, answer))
@@ -125,16 +126,19 @@ def enable(remote: Remote, **fields: Any) -> None:
 @skilldef.command()
 @click.argument("name")
 @click.argument("label")
-@click.argument("version", type=int)
+@click.argument("version", type=int, required=False)
+@click.option("--remove", is_flag=True, help="Take the label away, as VERSION 0 does.")
 @_agent
 @_etag
 @_dry_run
 @connected
-def label(remote: Remote, **fields: Any) -> None:
-    """Let LABEL point at VERSION of the SkillDef NAME, or take it away with VERSION 0."""
-    fields["etag"] = fields["etag"] or _own_etag(remote, fields)
+def label(remote: Remote, version: int | None, *, remove: bool, **fields: Any) -> None:
+    """Let LABEL point at VERSION of the SkillDef NAME, or take it away."""
+    if (version is None) is not remove:
+        raise click.UsageError("Give one of VERSION and --remove.")
+    fields["version"] = version or 0
+    fields["etag"] = fields["etag"] or _name_etag(remote, fields)
     answer = remote.call("SkillDefService.SetLabel", **fields)
-    version = fields["version"]
     done = f"points at v{version}" if version else "is taken away"
     would = "Would be: " if fields["validate_only"] else ""
     remote.show(answer, f"{would}{fields['label']} of {fields['name']} {done}.\n{_for_whom(fields, answer)}")
@@ -146,14 +150,14 @@ def _change(remote: Remote, method: str, verb: str, fields: dict[str, Any]) -> N
     remote.show(answer, f"{_done(verb, fields)}.\n{_stands_for(fields, answer)}{_for_whom(fields, answer)}")
 
 
-def _own_etag(remote: Remote, fields: dict[str, Any]) -> str:
-    """Return the etag of the SkillDef as it is now."""
-    asked = {key: fields.get(key) for key in ("name", "agent", "tenant")}
-    return str(remote.call("SkillDefService.GetSkillDef", **asked)["skill_def"]["etag"])
-
-
-def _name_etag(remote: Remote, fields: dict[str, Any]) -> str | None:
+def _name_etag(remote: Remote, fields: dict[str, Any]) -> str:
     """Return the etag of the name as it is now, whether or not there is anything of that name."""
+    with refusals():
+        parse_skill_name(fields["name"])
+    if fields.get("tenant"):
+        # Operators list no catalog of a tenant's. The version asked for may be sound although the one in effect is not.
+        asked = {key: fields[key] for key in ("name", "tenant", "version")}
+        return str(remote.call("SkillDefService.GetSkillDef", **asked)["skill_def"]["etag"])
     asked = {"pattern": fields["name"], "agent": fields["agent"]}
     entries = remote.call("SkillDefService.ListCatalog", **asked)["entries"]
     # Of a name that nobody has said anything of there is nothing to guard; the server answers for it.

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,23 +10,14 @@ import pytest
 from substrate.domain.identity import Role
 from substrate.rpc.client import CallFailed, Client
 from substrate.services import decisions
-from substrate.sources.static import load_static
 from substrate.store.audit import Entry
-from tests.servers import Cluster, RunningServer, running_server
+from tests.servers import RunningServer, open_clients
 from tests.skills import skill_md
 
 NAME = "own/skill"
 AGENT = "worker"
 SECONDS = 30.0
 """How long a call may take on a busy machine."""
-
-
-@contextmanager
-def three_servers(cluster: Cluster) -> Iterator[list[RunningServer]]:
-    """Run three servers on one database, each with its own snapshots, connections and audit writer."""
-    static = load_static(None)
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_server(cluster, static=static)) for _ in range(3)]
 
 
 def leave_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +34,7 @@ class Replicated:
     """A tenant with a client of each role on every server, and the state of its agent and its skill as acknowledged."""
 
     tenant: str
+    addresses: Sequence[str]
     authors: Sequence[Client]
     runtimes: Sequence[Client]
     latest: int = 0
@@ -58,16 +49,11 @@ class Replicated:
     others: list[str] = field(default_factory=list)
 
     @classmethod
-    def on(cls, addresses: Sequence[RunningServer], tenant: str | None = None) -> "Replicated":
-        """Make a tenant that all of these servers serve."""
-        first = addresses[0]
-        name = tenant or first.tenant().name
-        keys = {role: first.key(name, role) for role in (Role.AUTHOR, Role.RUNTIME)}
-        return cls(
-            name,
-            [server.client(keys[Role.AUTHOR], SECONDS) for server in addresses],
-            [server.client(keys[Role.RUNTIME], SECONDS) for server in addresses],
-        ).begun()
+    def on(cls, server: RunningServer, addresses: Sequence[str], timeout: float = SECONDS) -> "Replicated":
+        """Make a tenant by way of `server`, with a skill and an agent, that the servers at `addresses` serve."""
+        name = server.tenant().name
+        author, runtime = (server.key(name, role) for role in (Role.AUTHOR, Role.RUNTIME))
+        return cls(name, addresses, clients(addresses, author), clients(addresses, runtime, timeout)).begun()
 
     def begun(self) -> "Replicated":
         """Define the agent and the skill, with two versions of which the first is in effect."""
@@ -159,25 +145,27 @@ class Replicated:
             return "AGENT_NOT_FOUND"
         if not self.allowed:
             return "SKILL_NOT_PERMITTED"
-        if self.disabled or self.retired:
+        if self.disabled:
+            return "SKILL_NOT_FOUND"
+        if self.retired:
             return "VERSION_NOT_FOUND" if self.pin else "SKILL_NOT_FOUND"
         return _body({"": self.active, "v1": 1, "staging": self.staging}[self.pin])
 
     def stale(self, runtime: Client) -> Iterator[str]:
         """Yield what the agent meets that is not as it was acknowledged."""
-        expected = self.expected
         found = invoked(runtime, NAME)
-        if found != expected:
-            yield f"{NAME} gave {found} and not {expected}"
-        if not self.agent_etag:
-            return
-        names = sorted([*self.others, NAME] if expected.startswith("Version") else self.others)
+        if found != self.expected:
+            yield f"{NAME} gave {found} and not {self.expected}"
+
+    def stale_list(self, runtime: Client) -> Iterator[str]:
+        """Yield how the agent's list is not as it was acknowledged."""
+        names = sorted([*self.others, NAME] if self.expected.startswith("Version") else self.others)
         try:
             answer = runtime.call("SkillService.ListSkills", agent=AGENT, pattern="own/*")
             listed = [entry.name for entry in answer.skills]
         except CallFailed as failed:
             listed = [failed.reason]
-        if listed != names:
+        if listed != (names if self.agent_etag else ["AGENT_NOT_FOUND"]):
             yield f"the list was {listed} and not {names}"
 
     def _skill(self, author: Client, method: str, **fields: Any) -> None:
@@ -191,6 +179,13 @@ def invoked(runtime: Client, name: str) -> str:
         return str(runtime.call("SkillService.InvokeSkill", agent=AGENT, name=name).body)
     except CallFailed as failed:
         return failed.reason
+
+
+def clients(addresses: Sequence[str], key: str, timeout: float = SECONDS) -> list[Client]:
+    """Return a client of each server, closed when the test ends."""
+    made = [Client(address, key, timeout=timeout) for address in addresses]
+    open_clients.extend(made)
+    return made
 
 
 def _source(version: int) -> str:

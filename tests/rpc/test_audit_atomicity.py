@@ -40,8 +40,8 @@ def author(tenant: TestTenant) -> Client:
 
 def _everything(cluster: Cluster, tenant: str) -> list[object]:
     """Return every row of the tenant, of whatever table: as text, with the transaction that wrote it."""
-    tables = ("tenants", "skill_defs", "skill_def_versions", "skill_files", "skill_labels", "disabled_names", "agents")
-    tables += ("keys", "requests", "chain_heads", "audit_events")
+    skills = ("skill_defs", "skill_def_versions", "skill_files", "skill_labels", "disabled_names")
+    tables = ("tenants", *skills, "agents", "keys", "requests", "chain_heads", "audit_events")
     query = "SELECT t.xmin::text, t::text FROM {} t WHERE tenant_id = %s ORDER BY 2"
     return [rows(cluster, query.format(table), tenant) for table in tables]
 

@@ -1,5 +1,7 @@
 """Authors create SkillDefs, read them back as they were written, and list them."""
 
+from typing import Any
+
 import pytest
 
 from substrate.api.v1 import catalog_pb2
@@ -36,7 +38,7 @@ LAYERS = catalog_pb2.Layer
 STATES = catalog_pb2.CandidateState
 
 
-def _create(tenant: TestTenant, name: str = "own/mine", **fields: object) -> object:
+def _create(tenant: TestTenant, name: str = "own/mine", **fields: object) -> Any:
     source = skill_md(name.rpartition("/")[2])
     return tenant.author.call("SkillDefService.CreateSkillDef", **{"name": name, "source": source, **fields})
 

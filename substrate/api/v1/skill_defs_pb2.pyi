@@ -185,7 +185,7 @@ class SkillFileList(_message.Message):
     FILES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkillFileContent]:
-        """At most 512 files of at most 16 MiB in all."""
+        """At most 512 files of at most 16 MiB in all, as far as they fit into a message of 8 MiB."""
 
     def __init__(
         self,

@@ -141,7 +141,8 @@ class SkillDefServiceServicer:
         """CreateSkillDef stores version 1 of a new SkillDef and, unless told otherwise, puts it in effect.
 
         The name of a retired SkillDef may be used again: the new version follows its last one, the old versions stay
-        readable, and none of them comes back into effect by it.
+        readable, and none of them comes back into effect by it. Agents that are still pinned to one get it again, as the
+        effect says.
 
         Errors: SKILL_DEF_EXISTS; INVALID_SKILL with every problem and its line; NAME_LOCKED; REVIEW_REQUIRED when it
         should be promoted at once although the name needs a review: set `promote` to false.
