@@ -25,6 +25,7 @@ from substrate.domain.errors import (
     Cancelled,
     InvalidArgument,
     QuotaExceeded,
+    StoreUnavailable,
     SubstrateError,
 )
 from substrate.domain.identity import missing_key
@@ -76,20 +77,20 @@ class Decisions(Judging):
         snapshot = self.snapshots.current(tenant, call.deadline)
         while True:
             fresh = snapshot.began >= call.started
-            tolerated = not fresh and reads is not None and reads.tolerate(snapshot, call)
             trace, answer, refusal = self.judged(call, verb, snapshot, judge, keys)
             event = self.event_of(trace, refusal) if trace is not None else None
             own = event if event is not None and event.tenant == tenant else None
             needed = self.strict and event is not None and (required or refusal is not None)
-            checked = not fresh and not tolerated
-            entry = Entry(tenant, checked, snapshot.state.revision, own, snapshot.state.incarnation)
-            if tolerated and not needed:
-                self.writer.offer(entry, call)
+            entry = Entry(tenant, not fresh, snapshot.state.revision, own, snapshot.state.incarnation)
+            try:
+                verdict = self.writer.settle(entry, call, required=needed)
+            except StoreUnavailable:
+                if needed or reads is None or not reads.tolerate(snapshot, call):
+                    raise
+                self.writer.offer(replace(entry, check=False), call)
                 break
-            verdict = self.writer.settle(entry, call, required=needed)
             if verdict is Verdict.CURRENT:
-                if checked:
-                    snapshot.confirm(call.started)
+                snapshot.confirm(call.started)
                 break
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
         if event is not None and own is None:

@@ -17,7 +17,7 @@ MAX_STALENESS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What every runtime call says of itself; `max_staleness` is in seconds."""
+    """What every runtime call says of itself; `max_staleness`, in seconds, is for when the database is away."""
 
     agent: str = ""
     run_id: str = ""

@@ -1,7 +1,8 @@
 """How old a state a call accepts, and which state it has seen before.
 
-Reads are strong: they reflect everything committed before the call arrived. A caller may accept less, so that it is
-answered from memory; a catalog token it sends along is the oldest state that will do.
+Reads are strong: they reflect everything committed before the call arrived, a key that was revoked included. A caller
+may accept less for when the database cannot be asked, and is then answered from memory; a catalog token it sends along
+is the oldest state that will do.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from substrate.services.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What a reading call accepts: a state that was current `max_staleness` seconds before the call arrived.
+    """What a reading call accepts while the database is away: a state that was current so many seconds before it came.
 
     `token` is a catalog token that the state must be no older than; one that cannot be read tolerates nothing.
     """
@@ -24,7 +25,7 @@ class Reads:
     token: str = ""
 
     def tolerate(self, snapshot: Snapshot, call: Call) -> bool:
-        """Whether `snapshot` will do without being held against the database."""
+        """Whether `snapshot` will do although it cannot be held against the database."""
         if self.max_staleness <= 0 or snapshot.confirmed < call.started - self.max_staleness:
             return False
         try:

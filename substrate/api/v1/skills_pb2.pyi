@@ -56,8 +56,8 @@ class PrepareRunRequest(_message.Message):
 
     @_builtins.property
     def max_staleness(self) -> _duration_pb2.Duration:
-        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
-        database answers, and lets the server answer from memory while it does not. See the service.
+        """How old a state may be decided on while the database cannot be asked, at most a day; absent for none but the
+        current. See the service.
         """
 
     def __init__(
@@ -204,8 +204,8 @@ class ListSkillsRequest(_message.Message):
 
     @_builtins.property
     def max_staleness(self) -> _duration_pb2.Duration:
-        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
-        database answers, and lets the server answer from memory while it does not. See the service.
+        """How old a state may be decided on while the database cannot be asked, at most a day; absent for none but the
+        current. See the service.
         """
 
     def __init__(
@@ -363,8 +363,8 @@ class InvokeSkillRequest(_message.Message):
 
     @_builtins.property
     def max_staleness(self) -> _duration_pb2.Duration:
-        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
-        database answers, and lets the server answer from memory while it does not. See the service.
+        """How old a state may be decided on while the database cannot be asked, at most a day; absent for none but the
+        current. See the service.
         """
 
     def __init__(
@@ -499,8 +499,8 @@ class ReadSkillFileRequest(_message.Message):
 
     @_builtins.property
     def max_staleness(self) -> _duration_pb2.Duration:
-        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
-        database answers, and lets the server answer from memory while it does not. See the service.
+        """How old a state may be decided on while the database cannot be asked, at most a day; absent for none but the
+        current. See the service.
         """
 
     def __init__(
@@ -620,8 +620,8 @@ class CallSkillToolRequest(_message.Message):
 
     @_builtins.property
     def max_staleness(self) -> _duration_pb2.Duration:
-        """How old a state may be decided on, at most a day; absent for none but the current. It saves nothing while the
-        database answers, and lets the server answer from memory while it does not. See the service.
+        """How old a state may be decided on while the database cannot be asked, at most a day; absent for none but the
+        current. See the service.
         """
 
     def __init__(

@@ -37,9 +37,9 @@ class SkillServiceStub:
     The agent's allowlist is asked before anything is looked up, so SKILL_NOT_PERMITTED tells nothing about what exists.
     A name that ListSkills returns can be invoked with the same agent, caller kind and touched paths, and no other can.
 
-    Every answer reflects all changes committed before the call arrived, unless the request says with `max_staleness` how
-    old a state may be. Such a call is answered from memory when that was current so recently, and not older than the
-    request's catalog token. What must be recorded before it is answered still waits for the database. All RPCs may fail with REVISION_UNKNOWN, when
+    Every answer reflects all changes committed before the call arrived. While the database cannot be asked, a request
+    that says with `max_staleness` how old a state may be is answered from memory, if that was current so recently and is
+    not older than the request's catalog token. What must be recorded first is not answered then. All RPCs may fail with REVISION_UNKNOWN, when
     the catalog token is of another database, and with INVALID_PAGE_TOKEN, when it was not issued by this service.
     """
 
@@ -88,9 +88,9 @@ class SkillServiceServicer:
     The agent's allowlist is asked before anything is looked up, so SKILL_NOT_PERMITTED tells nothing about what exists.
     A name that ListSkills returns can be invoked with the same agent, caller kind and touched paths, and no other can.
 
-    Every answer reflects all changes committed before the call arrived, unless the request says with `max_staleness` how
-    old a state may be. Such a call is answered from memory when that was current so recently, and not older than the
-    request's catalog token. What must be recorded before it is answered still waits for the database. All RPCs may fail with REVISION_UNKNOWN, when
+    Every answer reflects all changes committed before the call arrived. While the database cannot be asked, a request
+    that says with `max_staleness` how old a state may be is answered from memory, if that was current so recently and is
+    not older than the request's catalog token. What must be recorded first is not answered then. All RPCs may fail with REVISION_UNKNOWN, when
     the catalog token is of another database, and with INVALID_PAGE_TOKEN, when it was not issued by this service.
     """
 
@@ -186,9 +186,9 @@ class SkillService:
     The agent's allowlist is asked before anything is looked up, so SKILL_NOT_PERMITTED tells nothing about what exists.
     A name that ListSkills returns can be invoked with the same agent, caller kind and touched paths, and no other can.
 
-    Every answer reflects all changes committed before the call arrived, unless the request says with `max_staleness` how
-    old a state may be. Such a call is answered from memory when that was current so recently, and not older than the
-    request's catalog token. What must be recorded before it is answered still waits for the database. All RPCs may fail with REVISION_UNKNOWN, when
+    Every answer reflects all changes committed before the call arrived. While the database cannot be asked, a request
+    that says with `max_staleness` how old a state may be is answered from memory, if that was current so recently and is
+    not older than the request's catalog token. What must be recorded first is not answered then. All RPCs may fail with REVISION_UNKNOWN, when
     the catalog token is of another database, and with INVALID_PAGE_TOKEN, when it was not issued by this service.
     """
 
