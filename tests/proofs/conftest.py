@@ -1,20 +1,32 @@
 """What the proofs have in common."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 import structlog
 
+from substrate.services import audit_writer
 from substrate.sources.static import load_static
-from tests.processes import serving
+from tests import processes as started
 from tests.servers import Cluster, running_server
+
+_PATIENCE = 30.0
+_SERVE = f"""
+from substrate.cli import main
+from substrate.services import audit_writer
+audit_writer.REFUSE_AFTER = {_PATIENCE}
+main()
+"""
+"""The `substrate` command of a server that waits for the audit as long as a busy machine needs."""
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Log next to nothing: thousands of calls would make a line each, and what mutants meet long traces."""
+def _patient_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for the audit as long as a busy machine needs, and log next to nothing of thousands of calls."""
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", _PATIENCE)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     yield
     structlog.reset_defaults()
@@ -25,7 +37,10 @@ def processes(cluster: Cluster) -> Iterator[list[str]]:
     """The addresses of three servers on the session's database, each a process of its own."""
     options = ("--database-url", cluster.login_url, "--log-level", "warning")
     with ExitStack() as stack:
-        yield [stack.enter_context(serving(*options)).address for _ in range(3)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(started, "COMMAND", (sys.executable, "-c", _SERVE))
+            servers = [stack.enter_context(started.serving(*options)) for _ in range(3)]
+        yield [server.address for server in servers]
 
 
 @pytest.fixture

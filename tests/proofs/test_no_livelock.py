@@ -82,8 +82,7 @@ def test_every_invocation_is_answered_while_its_tenant_is_written_to_all_the_tim
         assert unanswered(tenant.runtimes, over.is_set) == []
 
 
-@contextmanager
-def _written_to_after_each_load(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _write_after_each_load(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no snapshot in this process be current by the time that anybody decides on it."""
     load = Snapshots.load
 
@@ -93,32 +92,30 @@ def _written_to_after_each_load(cluster: Cluster, monkeypatch: pytest.MonkeyPatc
             _write(owner, tenant)
         return found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Snapshots, "load", loaded)
-        yield
+    monkeypatch.setattr(Snapshots, "load", loaded)
 
 
 def test_a_call_is_answered_although_every_state_is_old_when_it_has_been_read(
     cluster: Cluster, server: RunningServer, mutants: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = _tenant(server, mutants)
-    with _written_to_after_each_load(cluster, monkeypatch):
-        assert unanswered(tenant.runtimes, _times(60)) == []
+    _write_after_each_load(cluster, monkeypatch)
+    assert unanswered(tenant.runtimes, _times(60)) == []
 
 
 def test_a_server_that_answers_on_the_newest_state_alone_is_found(
     cluster: Cluster, server: RunningServer, mutants: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tenant = _tenant(server, mutants, timeout=1.0)
-    with _written_to_after_each_load(cluster, monkeypatch):
-        load = Snapshots.load
+    _write_after_each_load(cluster, monkeypatch)
+    load = Snapshots.load
 
-        def never_fresh(snapshots: Snapshots, tenant: TenantId, after: float, deadline: float | None) -> Snapshot:
-            found = load(snapshots, tenant, after, deadline)
-            return Snapshot(found.state, found.static, began=0.0)
+    def never_fresh(snapshots: Snapshots, tenant: TenantId, after: float, deadline: float | None) -> Snapshot:
+        found = load(snapshots, tenant, after, deadline)
+        return Snapshot(found.state, found.static, began=0.0)
 
-        monkeypatch.setattr(Snapshots, "load", never_fresh)
-        assert len(unanswered(tenant.runtimes, _times(0))) == len(mutants)
+    monkeypatch.setattr(Snapshots, "load", never_fresh)
+    assert len(unanswered(tenant.runtimes, _times(0))) == len(mutants)
 
 
 def _tenant(server: RunningServer, addresses: Sequence[str], timeout: float = DEADLINE) -> Replicated:

@@ -2,119 +2,40 @@
 
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
+from substrate.domain.agents import Agent
+from substrate.domain.errors import RequestIdReused, RoleRequired
 from substrate.domain.identity import Role
-from substrate.domain.names import TenantId
+from substrate.domain.names import AgentName, TenantId
 from substrate.domain.tokens import CatalogToken, read_catalog_token
 from substrate.rpc.client import CallFailed, Client, to_plain
+from substrate.services.snapshots import Snapshot
+from substrate.store import requests
+from tests.rpc.foreign import (
+    FILES,
+    NAMES_NOTHING,
+    NAMING,
+    RUN,
+    SOURCE,
+    Fields,
+    Things,
+    archive,
+    cases,
+    paged,
+    request_ids,
+)
 from tests.rpc.wire import METHODS
 from tests.servers import Cluster, RunningServer, TestTenant
-from tests.skills import refused, skill_md
+from tests.skills import changed, refused, skill_md
 from tests.store.owner import rows
+from tests.store.roles import TENANT_TABLES
 
-SOURCE = skill_md("skill")
 # What the clock, chance and the caller's own revision put into an answer.
 VOLATILE = re.compile(r".*_time|decision_id|etag|state|.*key_id|created_by|promoted_by|secret")
-
-
-@dataclass(frozen=True)
-class Things:
-    """What a tenant has that can be named: `absent` ones look alike and are nobody's."""
-
-    tenant: str
-    skill: str
-    agent: str
-    key_id: str
-    decision_id: str
-    call_id: str
-    etag: str
-    agent_etag: str
-    catalog_token: str
-    page_tokens: Mapping[str, str]
-
-    def hidden(self, text: str) -> str:
-        """Return `text` with what tells these things from others taken out."""
-        for name in (self.tenant, self.skill, self.agent, self.key_id, self.decision_id):
-            text = text.replace(name, "<name>")
-        return text
-
-
-RUN = {"agent": "doc-manager"}
-Fields = dict[str, Any]
-
-
-def _cases(method: str, t: Things) -> list[Fields]:
-    """Return requests of `method` that name `t` in every way there is."""
-    skill = {"name": t.skill}
-    paged = {"page_size": 1, "page_token": t.page_tokens.get(method, "")}
-    cases: dict[str, list[Fields]] = {
-        "SkillService.PrepareRun": [{"agent": t.agent}, {**RUN, "catalog_token": t.catalog_token}],
-        "SkillService.ListSkills": [
-            {"agent": t.agent},
-            {"agent": "own-all", "pattern": t.skill},
-            {**RUN, "catalog_token": t.catalog_token},
-            {**RUN, **paged},
-        ],
-        "SkillService.InvokeSkill": [
-            {"agent": t.agent, "name": "doc/query"},
-            {"agent": "own-all", **skill},
-            {"agent": "own-all", "name": f"{t.skill}@v1"},
-            {**RUN, **skill},
-            {**RUN, "name": "doc/query", "catalog_token": t.catalog_token},
-        ],
-        "SkillService.ReadSkillFile": [
-            {"agent": t.agent, "name": "doc/query", "path": "a"},
-            {"agent": "own-all", **skill, "path": "a"},
-            {"agent": "own-all", "name": "doc/query", "path": "a", "catalog_token": t.catalog_token},
-        ],
-        "SkillService.CallSkillTool": [
-            {"agent": t.agent, "input_json": '{"op":"list"}'},
-            {"agent": "own-all", "input_json": f'{{"name":"{t.skill}"}}'},
-            {"agent": "own-all", "input_json": f'{{"op":"list","pattern":"{t.skill}"}}'},
-            {**RUN, "input_json": f'{{"name":"{t.skill}"}}'},
-            {**RUN, "input_json": '{"op":"list"}', "catalog_token": t.catalog_token},
-        ],
-        "SkillDefService.GetSkillDef": [skill, {**skill, "version": 1}, {**skill, "agent": t.agent}],
-        "SkillDefService.ListSkillDefs": [{"pattern": t.skill}, {"agent": t.agent}, paged],
-        "SkillDefService.PromoteSkillDef": [{**skill, "version": 1}, {**skill, "version": 1, "etag": t.etag}],
-        "SkillDefService.RetireSkillDef": [skill, {**skill, "retired": False}, {**skill, "etag": t.etag}],
-        "SkillDefService.SetSkillDisabled": [
-            {**skill, "disabled": True, "etag": t.etag},
-            {**skill, "disabled": True},
-            {**skill, "disabled": False},
-        ],
-        "SkillDefService.CreateSkillDef": [{**skill, "source": SOURCE, "agent": t.agent}, {**skill, "source": SOURCE}],
-        "SkillDefService.ListCatalog": [{"pattern": t.skill}, {"agent": t.agent}, paged],
-        "AgentService.GetAgent": [{"name": t.agent}],
-        "AgentService.ListAgents": [paged],
-        "AgentService.TestAllowlist": [{"agent": t.agent, "names": [t.skill]}, {"skills": ["x"], "names": [t.skill]}],
-        "AgentService.PutAgent": [{"agent": {"name": t.agent}, "etag": t.agent_etag}, {"agent": {"name": t.agent}}],
-        "TenantService.CreateTenant": [{"tenant": t.tenant}],
-        "TenantService.ListTenants": [{}],
-        "TenantService.IssueKey": [{"tenant": t.tenant, "role": "ROLE_RUNTIME"}],
-        "TenantService.RevokeKey": [{"tenant": t.tenant, "key_id": t.key_id}],
-        "TenantService.ListKeys": [{"tenant": t.tenant}],
-        "AuditService.QueryAuditEvents": [
-            {"tenant": t.tenant},
-            {"decision_id": t.decision_id},
-            {"call_id": t.call_id},
-            {"agent": t.agent},
-            {"pattern": t.skill},
-            paged,
-        ],
-        "AuditService.ExplainResolution": [
-            {"tenant": t.tenant, "name": "doc/query"},
-            skill,
-            {"name": f"{t.skill}@v1"},
-            {"name": "doc/query", "agent": t.agent},
-        ],
-    }
-    return cases[method]
 
 
 @pytest.fixture(scope="module")
@@ -122,34 +43,50 @@ def theirs(server: RunningServer) -> Things:
     """A tenant that has one of everything, and has used it."""
     tenant = server.tenant()
     skill, agent = f"own/{secrets.token_hex(4)}/skill", f"agent-{secrets.token_hex(4)}"
-    made = tenant.author.call("SkillDefService.CreateSkillDef", name=skill, source=SOURCE)
-    tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE)
-    put = tenant.author.call("AgentService.PutAgent", agent={"name": agent})
+    label, source = f"label-{secrets.token_hex(4)}", skill_md("skill", f"Only {skill} says this.\n")
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name=skill, source=source, files=FILES)
+    _with_versions(tenant)
+    put, ids = None, request_ids()
+    for number, id_ in enumerate(ids):
+        fields = {"agent": {"name": agent, "description": f"{number}"}, "etag": put.agent.etag if put else None}
+        put = tenant.author.call("AgentService.PutAgent", request_id=id_, **fields)
+    labelled = {"name": skill, "label": label, "version": 1, "etag": made.skill_def.etag}
+    labelled_def = tenant.author.call("SkillDefService.SetLabel", **labelled).skill_def
     invoked = tenant.runtime.call("SkillService.InvokeSkill", agent=agent, name=skill)
     (event,) = tenant.author.call("AuditService.QueryAuditEvents", decision_id=invoked.decision_id).events
-    lists: dict[str, tuple[Client, Fields]] = {
-        "SkillService.ListSkills": (tenant.runtime, RUN),
-        "SkillDefService.ListSkillDefs": (tenant.author, {}),
-        "SkillDefService.ListCatalog": (tenant.author, {}),
-        "AgentService.ListAgents": (tenant.author, {}),
-        "AuditService.QueryAuditEvents": (tenant.author, {}),
-    }
     tokens = {
-        method: client.call(method, page_size=1, **fields).next_page_token for method, (client, fields) in lists.items()
+        method: _asking(tenant, server, method).call(method, page_size=1, **fields).next_page_token
+        for method, fields in paged(tenant.name).items()
     }
     assert all(tokens.values())
     return Things(
         tenant=tenant.name,
         skill=skill,
         agent=agent,
+        label=label,
+        digest=invoked.content_sha256,
         key_id=event.key_id,
         decision_id=invoked.decision_id,
         call_id=event.call_id,
-        etag=made.skill_def.etag,
-        agent_etag=put.agent.etag,
+        etag=labelled_def.etag,
+        agent_etag=put.agent.etag if put else "",
         catalog_token=invoked.state.catalog_token,
+        request_ids=ids,
         page_tokens=tokens,
     )
+
+
+def _with_versions(tenant: TestTenant) -> None:
+    """Give the tenant a skill with two versions, named as other tenants' too."""
+    tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE)
+    tenant.author.call("SkillDefService.ForkSkillDef", name="own/skill", source=SOURCE)
+
+
+def _asking(tenant: TestTenant, server: RunningServer, method: str) -> Client:
+    """Return a client whose role may call `method`."""
+    if method.startswith("TenantService."):
+        return server.operator()
+    return tenant.runtime if method.startswith("SkillService.") else tenant.author
 
 
 def _absent(theirs: Things, ours: TestTenant) -> Things:
@@ -164,12 +101,15 @@ def _absent(theirs: Things, ours: TestTenant) -> Things:
         tenant=f"{theirs.tenant[:-4]}none",
         skill=f"own/{secrets.token_hex(4)}/skill",
         agent=f"agent-{secrets.token_hex(4)}",
+        label=f"label-{secrets.token_hex(4)}",
+        digest=secrets.token_hex(32),
         key_id=theirs.key_id[::-1],
         decision_id=f"{theirs.decision_id[:-4]}0000",
         call_id="nobody-called",
         etag="r999",
         agent_etag="0" * len(theirs.agent_etag),
         catalog_token=str(CatalogToken("another", TenantId("another"), token.revision, "0" * 64)),
+        request_ids=request_ids(),
         page_tokens={
             method: elsewhere.get(method, elsewhere["SkillDefService.ListCatalog"]) for method in theirs.page_tokens
         },
@@ -196,36 +136,104 @@ def _answer(client: Client, method: str, fields: Fields, things: Things) -> str:
     return re.sub(r"tenant:r[0-9]+", "tenant:r<n>", things.hidden(repr(told)))
 
 
+def told_apart(ours: TestTenant, client: Client, method: str, theirs: Things) -> list[str]:
+    """Ask `method` for things of another tenant and for things that do not exist; return every telling answer."""
+    absent = _absent(theirs, ours)
+    found = []
+    for known, unknown in zip(cases(method, theirs), cases(method, absent), strict=True):
+        expected = _answer(client, method, unknown, absent)
+        answer = _answer(client, method, known, theirs)
+        if answer != expected:
+            found.append(f"{known} gets {answer}, what does not exist gets {expected}")
+        found += [f"{known} gets {expected}" for name in theirs.names if name in expected]
+    return found
+
+
+def _ours(server: RunningServer) -> TestTenant:
+    ours = server.tenant()
+    ours.author.call("AgentService.PutAgent", agent={"name": "own-all"})
+    return ours
+
+
 @pytest.mark.parametrize("role", [Role.RUNTIME, Role.AUTHOR])
 @pytest.mark.parametrize("method", METHODS)
 def test_another_tenants_things_are_answered_like_things_that_do_not_exist(
     cluster: Cluster, server: RunningServer, theirs: Things, method: str, role: Role
 ) -> None:
-    ours = server.tenant()
-    ours.author.call("AgentService.PutAgent", agent={"name": "own-all"})
-    client = ours.author if role is Role.AUTHOR else ours.runtime
-    absent = _absent(theirs, ours)
+    ours = _ours(server)
     before = _everything_of(cluster, theirs.tenant)
-    for known, unknown in zip(_cases(method, theirs), _cases(method, absent), strict=True):
-        expected = _answer(client, method, unknown, absent)
-        assert _answer(client, method, known, theirs) == expected
-        for name in (theirs.tenant, theirs.agent, theirs.skill, theirs.decision_id):
-            assert name not in expected
+    assert told_apart(ours, ours.author if role is Role.AUTHOR else ours.runtime, method, theirs) == []
     assert _everything_of(cluster, theirs.tenant) == before
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_field_that_can_name_a_thing_is_tried(theirs: Things, method: str) -> None:
+    fields = {field.name for field in METHODS[method].input_type.fields if (method, field.name) not in NAMES_NOTHING}
+    assert fields & NAMING <= {field for case in cases(method, theirs) for field in case}
+
+
+def test_a_tenant_that_is_told_of_anothers_agents_is_found(
+    server: RunningServer, theirs: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Snapshot.agent
+
+    def telling(snapshot: Snapshot, name: AgentName) -> Agent:
+        if name == theirs.agent:
+            raise RoleRequired("This agent is another tenant's.")
+        return agent(snapshot, name)
+
+    monkeypatch.setattr(Snapshot, "agent", telling)
+    ours = _ours(server)
+    methods = [m for m in METHODS if "agent" in METHODS[m].input_type.fields_by_name and m.startswith("Skill")]
+    assert [m for m in methods if not told_apart(ours, _asking(ours, server, m), m, theirs)] == []
+
+
+def test_request_ids_that_all_tenants_share_are_found(
+    server: RunningServer, theirs: Things, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = requests.claim
+
+    def shared(connection: Connection, tenant: TenantId, request_id: str, *rest: Any) -> bytes | None:
+        if request_id in theirs.request_ids:
+            raise RequestIdReused("request_id", "This id came with another request.")
+        return claim(connection, tenant, request_id, *rest)
+
+    monkeypatch.setattr(requests, "claim", shared)
+    ours = _ours(server)
+    for method in ("SkillDefService.CreateSkillDef", "SkillDefService.ImportSkills", "AgentService.PutAgent"):
+        assert told_apart(ours, ours.author, method, theirs)
+
+
 def _everything_of(cluster: Cluster, tenant: str) -> list[object]:
-    tables = ("tenants", "skill_defs", "skill_def_versions", "disabled_names", "agents", "keys", "chain_heads")
+    tables = [table for table in TENANT_TABLES if table != "audit_events"]
     return [rows(cluster, f"SELECT t::text FROM {table} t WHERE tenant_id = %s ORDER BY 1", tenant) for table in tables]  # noqa: S608 - constants.
 
 
 def test_a_page_token_of_another_tenant_is_no_page_token(server: RunningServer, theirs: Things) -> None:
     ours = server.tenant()
-    for method, token in theirs.page_tokens.items():
-        fields = RUN if method == "SkillService.ListSkills" else {}
-        client = ours.runtime if method == "SkillService.ListSkills" else ours.author
-        failed = refused(client, method, page_size=1, page_token=token, **fields)
-        assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_PAGE_TOKEN")
+    _with_versions(ours)
+    for method, fields in paged(ours.name).items():
+        if not method.startswith("TenantService."):
+            client = _asking(ours, server, method)
+            failed = refused(client, method, page_size=1, page_token=theirs.page_tokens[method], **fields)
+            assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_PAGE_TOKEN")
+
+
+def test_a_request_that_two_tenants_send_with_one_id_is_made_for_both(server: RunningServer) -> None:
+    fields = {"name": "own/skill", "source": SOURCE, "files": FILES, "request_id": request_ids()[0]}
+    tenants = [server.tenant() for _ in range(2)]
+    for _ in range(2):
+        made = {t.author.call("SkillDefService.CreateSkillDef", **fields).state.catalog_token for t in tenants}
+        assert len(made) == 2
+    for tenant in tenants:
+        found = tenant.author.call("SkillDefService.GetSkillDef", name="own/skill").skill_def
+        assert (found.latest_version, found.active_version) == (1, 1)
+
+
+def test_an_archive_that_another_tenant_has_stored_is_new(server: RunningServer) -> None:
+    for tenant in (server.tenant(), server.tenant()):
+        (skill,) = tenant.author.call("SkillDefService.ImportSkills", archive=archive("own/skill")).skills
+        assert (skill.version, skill.created) == (1, True)
 
 
 def test_a_key_opens_no_other_tenant(server: RunningServer, theirs: Things) -> None:
@@ -249,6 +257,6 @@ def test_each_tenant_sees_its_own_alone_under_the_same_names(server: RunningServ
         assert tenant.runtime.call("SkillService.InvokeSkill", **RUN, name="doc/query").body == body
         (event, *_) = tenant.author.call("AuditService.QueryAuditEvents", verb="invoke").events
         assert event.tenant == tenant.name
-    first.author.call("SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
+    changed(first.author, "SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
     assert refused(first.runtime, "SkillService.InvokeSkill", **RUN, name="doc/query").reason == "SKILL_NOT_FOUND"
     assert second.runtime.call("SkillService.InvokeSkill", **RUN, name="doc/query").body == "The second.\n"
