@@ -1,7 +1,7 @@
 """Lineage, files and labels of SkillDefs, pins of agents, quotas and suspension of tenants, and repeatable requests.
 
-A file's content is stored once for each tenant, under its digest. `requests` keeps the answers of changes that came with
-a request id, so that a change sent again is answered and not made twice.
+A file's content is stored once for each tenant, under its digest. `requests` keeps the answers of changes that came
+with a request id, so that a change sent again is answered and not made twice.
 """
 
 from alembic import op
