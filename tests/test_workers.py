@@ -6,12 +6,16 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from substrate.rpc.client import Client
-from tests.processes import SECONDS, Serving, keys, open_folder, serving
+from tests.processes import SECONDS, Serving, client, keys, open_folder, serving
+from tests.rpc.headers import HeadersOnly
+from tests.rpc.test_server import until
+from tests.rpc.wire import typed
 
 CONFIG = """bundles: ["shipped:document-agent"]
 skills:
@@ -104,6 +108,25 @@ def test_a_lost_worker_is_replaced_and_the_others_serve_meanwhile(data_dir: Path
         assert {name.rpartition("/")[2] for name in seen(server, data_dir)} == {str(kept), str(new)}
         assert server.stop() == 0
         wait_for_the_end_of([kept, new])
+
+
+def test_a_quota_of_calls_is_shared_by_the_workers_in_equal_parts(data_dir: Path, config: Path) -> None:
+    with serving(*start(data_dir, config)) as server, ExitStack() as stack:
+        workers_of(server)
+        with client(server, data_dir, "operator") as operator:
+            operator.call("TenantService.SetQuotas", tenant="default", quotas={"calls_in_flight": 4})
+        # Each worker has the quota in memory now.
+        assert len(seen(server, data_dir)) == 2
+        key = keys(data_dir)["runtime"]
+        connections = [stack.enter_context(HeadersOnly.to(server.address)) for _ in range(ENOUGH_CONNECTIONS)]
+        begun = [connection.begin(key) for connection in connections for _ in range(2)]
+        until(lambda: sum(call.done() for call in begun) >= len(begun) - 4)
+        # Refused on every connection: both workers have all the calls in hand that they may have.
+        for connection in connections:
+            assert connection.refused(key).metadata["quota"] == "calls_in_flight"
+        refused = [typed(call.exception()) for call in begun if call.done()]
+        assert {failure.reason for failure in refused} == {"QUOTA_EXCEEDED"}
+        assert len(refused) == len(begun) - 4
 
 
 def test_workers_end_with_a_parent_that_is_killed(data_dir: Path, config: Path) -> None:

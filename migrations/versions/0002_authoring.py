@@ -104,7 +104,7 @@ TENANT_TABLES = ("skill_files", "skill_labels", "requests")
 
 OWN_TENANT = "tenant_id = nullif(current_setting('app.tenant', true), '')"
 
-# Operators' requests are their own tenant's, whatever tenant they change.
+# Operators' requests are their own tenant's, but for those that they make inside another, which are that tenant's.
 OPERATORS = """
 CREATE POLICY operators ON requests TO substrate_operator
     USING (tenant_id = 'platform') WITH CHECK (tenant_id = 'platform');

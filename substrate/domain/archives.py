@@ -23,6 +23,7 @@ MAX_FILES = 512
 MAX_FILE_BYTES = 1024 * 1024
 MAX_FILES_BYTES = 16 * 1024 * 1024
 MAX_PATH_LENGTH = 512
+MAX_DEPTH = 32
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MODE = (stat.S_IFREG | 0o644) << 16
@@ -46,17 +47,22 @@ def path_problem(path: str) -> str | None:
         return f"must be 1 to {MAX_PATH_LENGTH} printable characters"
     if "\\" in path or ":" in path.partition("/")[0]:
         return "must use '/' between its segments and name no drive"
-    if any(segment in ("", ".", "..") for segment in path.split("/")):
+    segments = path.split("/")
+    if len(segments) > MAX_DEPTH:
+        return f"must have at most {MAX_DEPTH} segments"
+    if any(segment in ("", ".", "..") for segment in segments):
         return "must be relative, without empty, '.' and '..' segments"
     return None
 
 
 def files_problems(files: Iterable[tuple[str, int]], where: str = "files") -> list[Violation]:
     """Return what is wrong with a skill's files, given as path and size; `where` names the field."""
+    listed = list(files)
+    if len(listed) > MAX_FILES:
+        return [Violation(where, f"A skill has at most {MAX_FILES} files; these are {len(listed)}.")]
     problems, seen = [], dict[str, str]()
-    total = count = 0
-    for path, size in files:
-        count += 1
+    total = 0
+    for path, size in listed:
         total += size
         problem = path_problem(path)
         folded = path.casefold()
@@ -72,13 +78,11 @@ def files_problems(files: Iterable[tuple[str, int]], where: str = "files") -> li
             problems.append(Violation(where, f"The file {ascii(path)[:_SHOWN]} has more than {MAX_FILE_BYTES} bytes."))
         seen.setdefault(folded, path)
     # A file cannot also be a folder, which no disk could hold.
-    folders = {"/".join(path.split("/")[:depth]) for path in seen for depth in range(1, path.count("/") + 1)}
+    folders = {folder for path in seen for folder in _above(path)}
     problems += [
         Violation(where, f"The path {ascii(seen[path])[:_SHOWN]} is a file and a folder.")
         for path in folders & seen.keys()
     ]
-    if count > MAX_FILES:
-        problems.append(Violation(where, f"A skill has at most {MAX_FILES} files; these are {count}."))
     if total > MAX_FILES_BYTES:
         problems.append(Violation(where, f"A skill's files have at most {MAX_FILES_BYTES} bytes; these have {total}."))
     return problems
@@ -126,8 +130,10 @@ def _unpacked(archive: zipfile.ZipFile) -> list[PackedSkill]:
     folders = sorted(
         member.filename.removesuffix(f"/{SKILL_FILE}") for member in members if _is_skill_file(member.filename)
     )
-    nested = {folder for folder in folders for other in folders if folder.startswith(f"{other}/")}
-    owners = [folder for folder in folders if folder not in nested]
+    if len(folders) > MAX_SKILLS:
+        raise InvalidArchive(Violation("archive", f"Holds {len(folders)} skills; at most {MAX_SKILLS} are allowed."))
+    known = {*folders}
+    owners = [folder for folder in folders if not any(above in known for above in _above(folder))]
     problems = [
         Violation("archive", f"The folder {ascii(folder)[:_SHOWN]} {problem}, so it names no skill.")
         for folder in owners
@@ -135,8 +141,6 @@ def _unpacked(archive: zipfile.ZipFile) -> list[PackedSkill]:
     ]
     if not owners:
         problems.append(Violation("archive", f"No folder holds a {SKILL_FILE}."))
-    if len(owners) > MAX_SKILLS:
-        problems.append(Violation("archive", f"Holds {len(owners)} skills; at most {MAX_SKILLS} are allowed."))
     if problems:
         raise InvalidArchive(*problems)
     return _read_skills(archive, members, owners)
@@ -159,6 +163,12 @@ def _member_problems(members: list[zipfile.ZipInfo]) -> list[Violation]:
     if len({member.filename for member in members}) != len(members):
         problems.append(Violation("archive", "Two members have the same name."))
     return problems[:MAX_SKILLS]
+
+
+def _above(path: str) -> list[str]:
+    """Return the folders that `path` lies in."""
+    segments = path.split("/")
+    return ["/".join(segments[:depth]) for depth in range(1, len(segments))]
 
 
 def _is_skill_file(path: str) -> bool:

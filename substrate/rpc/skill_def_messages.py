@@ -6,7 +6,7 @@ from substrate.api.v1 import catalog_pb2
 from substrate.api.v1 import skill_defs_pb2 as pb
 from substrate.domain.effect import Effect
 from substrate.domain.errors import InvalidSkill, Violation
-from substrate.domain.skillheader import header_from_plain
+from substrate.domain.skillheader import SkillHeader, header_from_plain
 from substrate.domain.skillmd import to_skill_md
 from substrate.rpc import convert
 from substrate.services.authoring import Authored
@@ -49,19 +49,19 @@ def version(row: Version | None, *, with_source: bool = False) -> pb.SkillDefVer
     """Return a version, with its SKILL.md text if it is asked for."""
     if row is None:
         return None
-    header = header_from_plain(row.header)
+    header = _readable(row)
     lineage = row.lineage
     return pb.SkillDefVersion(
         name=row.name,
         version=row.version,
-        description=header.description,
-        source=to_skill_md(header, row.body) if with_source else "",
+        description=header.description if header else "",
+        source=to_skill_md(header, row.body) if with_source and header else "",
         content_sha256=row.content_sha256,
         create_time=convert.timestamp(row.created_at),
         created_by=row.created_by,
         promote_time=convert.timestamp(row.promoted_at),
         promoted_by=row.promoted_by or "",
-        allowed_tools=header.allowed_tools or (),
+        allowed_tools=(header.allowed_tools if header else None) or (),
         positional_base=row.positional_base,
         lineage=None
         if lineage is None
@@ -71,6 +71,14 @@ def version(row: Version | None, *, with_source: bool = False) -> pb.SkillDefVer
         files=_files(row),
         created_as=row.created_as,
     )
+
+
+def _readable(row: Version) -> SkillHeader | None:
+    """Return a version's header; None for a damaged row, which a list shows by its number alone."""
+    try:
+        return header_from_plain(row.header)
+    except InvalidSkill:
+        return None
 
 
 def _files(row: Version) -> list[catalog_pb2.SkillFile]:

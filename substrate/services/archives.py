@@ -1,6 +1,6 @@
 """Skills out as archives, and in again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from substrate.domain.archives import MAX_ARCHIVE_BYTES, PackedSkill, pack, unpack
 from substrate.domain.audit import Verb
@@ -15,7 +15,7 @@ from substrate.services.call import Call
 from substrate.services.contents import content_of, file_contents, parse_content
 from substrate.services.decisions import Decisions
 from substrate.services.trace import Trace
-from substrate.services.versions import digest_of, made_of, store_version
+from substrate.services.versions import digest_of, made_of, narrows_from, store_version
 from substrate.store import skill_defs
 from substrate.store.session import Transaction
 
@@ -108,9 +108,14 @@ class Archives:
         # What is in effect is changed by who has read its etag, and by nobody else.
         made = made_of(skill, packed.files, packed.positional_base, promote=promote and row is None)
         digest = digest_of(made)
-        known = skill_defs.versions_of_digest(connection, trace.tenant, packed.name, digest, 1)
+        known = skill_defs.versions_of_digest(
+            connection, trace.tenant, packed.name, digest, 1, positional_base=packed.positional_base
+        )
         if known:
             return Imported(packed.name, known[0], created=False, content_sha256=digest)
+        lineage = narrows_from(trace, connection, packed.name, row)
+        check_tools(trace, packed.name, skill.header, lineage)
+        made = replace(made, lineage=lineage)
         now = self._decisions.clock.now()
         _, version = store_version(trace, connection, packed.name, row, made, revision, now)
         return Imported(packed.name, version.version, created=True, content_sha256=digest)

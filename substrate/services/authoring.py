@@ -1,7 +1,7 @@
 """What every change of a SkillDef has in common: who may, on which state, and what comes of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from substrate.domain.candidates import Standing
 from substrate.domain.catalog import Catalog, NameMode
@@ -195,4 +195,7 @@ def authored(
     """Return what a change made of `name`."""
     pointing = labels.of_tenant(connection, trace.tenant, [name]) if row else []
     etag = skill_defs.etags(connection, trace.tenant, [name])[name]
+    if trace.rehearses:
+        # The next change that is made will have this revision, so its etag must not get out before.
+        row, etag = replace(row, revision=0) if row else None, ""
     return Authored(row, version, effect_after(trace, connection, name), tuple(pointing), etag, warnings)

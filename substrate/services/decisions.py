@@ -23,6 +23,7 @@ from typing import TypeVar, cast
 from substrate.domain.audit import AuditEvent, Verb, is_uuid
 from substrate.domain.errors import (
     Cancelled,
+    DeadlineExceeded,
     InvalidArgument,
     QuotaExceeded,
     StoreUnavailable,
@@ -41,6 +42,8 @@ from substrate.store.audit import Entry, Verdict
 from substrate.store.session import Transaction
 
 T = TypeVar("T")
+
+_ASKED_FOR_SECONDS = 1.0
 
 
 class AnsweredBefore(Exception):
@@ -85,7 +88,7 @@ class Decisions(Judging):
             try:
                 verdict = self.writer.settle(entry, call, required=needed)
             except StoreUnavailable:
-                if needed or reads is None or not reads.tolerate(snapshot, call):
+                if needed or reads is None or not reads.tolerate(snapshot, call) or self._answers(tenant):
                     raise
                 self.writer.offer(replace(entry, check=False), call)
                 break
@@ -141,6 +144,15 @@ class Decisions(Judging):
             call.catalog = replace(trace.snapshot.token, revision=revision)
         return answer
 
+    def _answers(self, tenant: TenantId) -> bool:
+        """Whether the database can be asked: a chain that is held by somebody is no reason to believe old things."""
+        try:
+            with self.database.tenant(tenant, time.monotonic() + _ASKED_FOR_SECONDS) as connection:
+                tenants.revision(connection, tenant)
+        except (StoreUnavailable, DeadlineExceeded):
+            return False
+        return True
+
     def authenticate(self, call: Call) -> None:
         """Raise Unauthenticated unless the call's key is valid now; nothing else is decided, so nothing is recorded."""
         self.not_refused(call, Verb.AUTHENTICATE, lambda _: None, call.bearer.tenant, None)
@@ -162,10 +174,13 @@ class Decisions(Judging):
             elif not _is_of(snapshot, connection, tenants.revision(connection, tenant)):
                 snapshot = self.snapshots.load(tenant, call.started, call.deadline)
             trace = self._admit(writing, snapshot)
+            trace.rehearses = writing.rehearse
+            trace.details = {"validate_only": True} if writing.rehearse else None
             repeat = None if writing.rehearse else call.repeat
             with _refusing(trace):
                 if subject is not None and writing.verb is not Verb.CREATE_TENANT:
                     revision = tenants.bump(connection, subject)
+                    trace.subject = subject
                 if repeat is not None:
                     _claim(connection, tenant, repeat, trace, now)
                 answer = apply(trace, connection, revision)
@@ -184,9 +199,16 @@ class Decisions(Judging):
         """Advance the revision; a tenant that may not write more at present is refused, which is recorded."""
         tenant = writing.inside or writing.call.bearer.tenant
         try:
-            return tenants.bump(connection, tenant, now)
+            # What operators do inside a tenant is no write of the tenant's.
+            return tenants.bump(connection, tenant, now if writing.inside is None else None)
         except QuotaExceeded as error:
-            raise _Refused(self._admit(writing, snapshot), error) from None
+            trace = self._admit(writing, snapshot)
+            repeat = writing.call.repeat
+            if repeat is not None and not writing.rehearse:
+                # A change that was made before is answered as it was, however many others there have been since.
+                with _refusing(trace):
+                    _claim(connection, tenant, repeat, trace, now)
+            raise _Refused(trace, error) from None
 
     def _unchanged(self, call: Call, unchanged: "_Unchanged") -> object:
         """Record a call that changed nothing, since it was made before or is a rehearsal, and answer it."""

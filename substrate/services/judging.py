@@ -12,10 +12,9 @@ from substrate.domain.errors import (
     InvalidInput,
     StoreUnavailable,
     SubstrateError,
-    TenantSuspended,
     Unauthenticated,
 )
-from substrate.domain.identity import authenticate
+from substrate.domain.identity import authenticate, suspended
 from substrate.domain.names import TenantId
 from substrate.services.audit_writer import AuditWriter
 from substrate.services.call import Call
@@ -59,7 +58,17 @@ class Judging:
 
     def own_keys(self, call: Call, inside: TenantId | None) -> Snapshot | None:
         """Return a strong read of the caller's own tenant, for who works inside another."""
-        return None if inside is None else self.snapshots.load(call.bearer.tenant, call.started, call.deadline)
+        if inside is None:
+            return None
+        home = call.bearer.tenant
+        known = self.snapshots.current(home, call.deadline)
+        key = known.state.keys.get(call.bearer.key_id)
+        if key is None or not key.admits(call.bearer.secret, self.clock.now()):
+            # What proves nothing costs a look at the revision, not a load.
+            entry = Entry(home, known.began < call.started, known.state.revision, None, known.state.incarnation)
+            if self.writer.settle(entry, call, required=False) is Verdict.CURRENT:
+                return known
+        return self.snapshots.load(home, call.started, call.deadline)
 
     def not_refused(
         self, call: Call, verb: Verb, check: Callable[[Trace], None], tenant: TenantId, keys: Snapshot | None
@@ -103,7 +112,7 @@ class Judging:
         if keys is not None and snapshot.state.revision is not None:
             trace.subject = snapshot.state.tenant
         if own.suspended is not None:
-            return trace, None, _suspended(own.tenant, own.suspended)
+            return trace, None, suspended(own.tenant, own.suspended)
         try:
             return trace, judge(trace), None
         except UNDECIDED:
@@ -135,9 +144,3 @@ class Judging:
         if event is not None:
             call.decision_id = event.id
             trace.log(event)
-
-
-def _suspended(tenant: TenantId, reason: str) -> TenantSuspended:
-    given = {"suspend_reason": reason} if reason else {}
-    message = f"The tenant '{tenant}' is suspended{': ' + reason if reason else ''}; ask an operator."
-    return TenantSuspended(message, tenant=tenant, **given)

@@ -189,6 +189,7 @@ class Keys:
         def apply(trace: Trace, connection: Transaction, _: int) -> Rotation:
             owner = trace.subject = TenantId(tenant)
             now = self._clock.now()
+            before = tenants.keys_of(connection, owner).get(KeyId(key_id))
             old = tenants.expire_key(connection, owner, KeyId(key_id), now + both, now)
             key, text = new_key(
                 owner,
@@ -196,7 +197,8 @@ class Keys:
                 now,
                 agent=old.agent or "",
                 label=old.label,
-                expires_at=expires_at,
+                # What was granted for a time stays so, unless somebody says otherwise.
+                expires_at=expires_at or (before.expires_at if before else None),
                 principal=old.principal,
             )
             tenants.add_key(connection, key, trace.principal.actor)

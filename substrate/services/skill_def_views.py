@@ -126,7 +126,7 @@ class SkillDefViews:
                 )
                 pointing = labels.of_tenant(connection, trace.tenant, [bare])
             trace.admitted = min(len(found), limit)
-            page = cut(found, limit, lambda version: str(version.version), *bound)
+            page = cut(found, limit, lambda version: str(version.version), *bound, weight=_weight)
             return _listed(row, pointing, trace.snapshot.catalog), page
 
         within = inside(call, tenant)
@@ -166,6 +166,11 @@ class SkillDefViews:
             return Verified(matches, found, versions)
 
         return self._decisions.settle(call, Verb.VERIFY, judge, required=False)
+
+
+def _weight(version: Version) -> int:
+    """Return how many bytes a version takes in a list, rounded up."""
+    return 8192 + sum(len(file.path.encode()) + 128 for file in version.files)
 
 
 def _listed(row: SkillDef, pointing: list[Label], catalog: Catalog) -> Found:

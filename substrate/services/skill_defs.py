@@ -39,7 +39,7 @@ from substrate.services.contents import (
 )
 from substrate.services.decisions import Decisions
 from substrate.services.trace import Trace
-from substrate.services.versions import Draft, as_written, check_files, lineage_of, made_of, store_version
+from substrate.services.versions import Draft, as_written, check_files, lineage_of, made_of, narrows_from, store_version
 from substrate.store import labels, skill_defs
 from substrate.store.labels import Label
 from substrate.store.session import Transaction
@@ -75,7 +75,10 @@ class SkillDefs:
                 raise SkillDefExists(message, name=bare)
             skill = parsed[0]
             made = made_of(skill, draft.files or {}, draft.positional_base or 0, promote=draft.promote)
+            lineage = narrows_from(trace, connection, bare, row)
+            check_tools(trace, bare, skill.header, lineage)
             now = self._clock.now()
+            made = replace(made, lineage=lineage)
             row, version = store_version(trace, connection, bare, row, made, revision, now, revives=True)
             trace.details = {"version": version.version, "digest": version.content_sha256, "promoted": draft.promote}
             return authored(trace, connection, bare, row, version, tuple(map(str, skill.diagnostics)))

@@ -25,7 +25,7 @@ class Trace:
 
     A decision fills in what it learns, so that the event of a refusal says as much as was known by then. `resolved`
     holds (name, deciding entry, resolution) of every name looked at, for the debug log. `subject` is the tenant whose
-    chain the event belongs to, when that is not the caller's own.
+    chain the event belongs to, when that is not the caller's own. `rehearses` says that the change will be rolled back.
     """
 
     call: Call
@@ -46,6 +46,7 @@ class Trace:
     entries_sha256: str = ""
     details: dict[str, Any] | None = None
     subject: TenantId | None = None
+    rehearses: bool = False
     resolved: Sequence[tuple[SkillName, DecidingEntry, Resolution]] = field(default_factory=tuple)
 
     @property

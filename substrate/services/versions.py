@@ -9,12 +9,12 @@ from typing import Any
 from substrate.domain.archives import files_problems
 from substrate.domain.candidates import Candidate, SkillFile, pairs_of
 from substrate.domain.errors import InvalidSkill
-from substrate.domain.names import SkillName
+from substrate.domain.names import SkillName, SkillRef
 from substrate.domain.quotas import require
 from substrate.domain.skillheader import content_sha256, header_to_plain
 from substrate.domain.skillmd import Skill, to_skill_md
 from substrate.services.authoring import author_of, parse_source
-from substrate.services.contents import Content
+from substrate.services.contents import Content, version_content
 from substrate.services.trace import Trace
 from substrate.store import skill_defs, tenants
 from substrate.store.session import Transaction
@@ -73,6 +73,22 @@ def lineage_of(candidate: Candidate) -> dict[str, Any]:
     }
 
 
+def narrows_from(
+    trace: Trace, connection: Transaction, name: SkillName, row: SkillDef | None
+) -> Mapping[str, Any] | None:
+    """Return the lineage of what an agent's new text stands in for, whose tools it may not widen; None for authors.
+
+    It is what the tenant has of the name, in effect or newest, else what the name stands for.
+    """
+    if trace.agent is None:
+        return None
+    if row is None:
+        winner = trace.snapshot.catalog.resolve(SkillRef(name)).winner
+        return lineage_of(winner) if winner else None
+    found = skill_defs.version(connection, trace.tenant, name, row.active_version or row.latest_version)
+    return lineage_of(version_content(found).candidate) if found else None
+
+
 def store_version(
     trace: Trace,
     connection: Transaction,
@@ -110,8 +126,11 @@ def store_version(
     else:
         skill_defs.save(connection, trace.tenant, after)
     require("versions_per_skill", quotas.versions_per_skill, number)
-    stored = skill_defs.add_version(connection, trace.tenant, version, made.contents)
-    require("bytes", quotas.bytes, tenants.add_bytes(connection, trace.tenant, stored))
+    # A rehearsal is rolled back; what it would only write to throw away is left out.
+    contents = {} if trace.rehearses else skill_defs.not_stored(connection, trace.tenant, made.contents)
+    more = version.size + sum(map(len, contents.values()))
+    require("bytes", quotas.bytes, tenants.add_bytes(connection, trace.tenant, more))
+    skill_defs.add_version(connection, trace.tenant, version, contents)
     return after, version
 
 

@@ -35,8 +35,8 @@ class SkillDef:
 
     @property
     def etag(self) -> str:
-        """What changes whenever the SkillDef does: the catalog revision of its last change."""
-        return f"r{self.revision}"
+        """What changes whenever the SkillDef does: the catalog revision of its last change; empty in a rehearsal."""
+        return f"r{self.revision}" if self.revision else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +137,19 @@ def create(connection: Connection, tenant: TenantId, skill_def: SkillDef) -> Non
     )
 
 
-def add_version(connection: Connection, tenant: TenantId, version: Version, contents: Mapping[str, bytes]) -> int:
-    """Add a version of a SkillDef that is there, with the `contents` of its files by digest.
+def not_stored(connection: Connection, tenant: TenantId, contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return those of the `contents`, by digest, that the tenant has not stored yet."""
+    columns = skill_files.c
+    this = (columns.tenant_id == tenant) & columns.sha256.in_(list(contents))
+    known = set(connection.execute(select(columns.sha256).where(this)).scalars()) if contents else set()
+    return {sha256: content for sha256, content in contents.items() if sha256 not in known}
 
-    Returns how many bytes that adds to what the tenant stores; contents that it has already add none.
-    """
-    stored = 0
+
+def add_version(connection: Connection, tenant: TenantId, version: Version, contents: Mapping[str, bytes]) -> None:
+    """Add a version of a SkillDef that is there, with those `contents` of its files that are not stored, by digest."""
     if contents:
         rows = [{"tenant_id": tenant, "sha256": sha256, "content": content} for sha256, content in contents.items()]
-        added = connection.execute(
-            upsert(skill_files).values(rows).on_conflict_do_nothing().returning(skill_files.c.sha256)
-        ).scalars()
-        stored = sum(len(contents[sha256]) for sha256 in added)
+        connection.execute(insert(skill_files).values(rows))
     connection.execute(
         insert(skill_def_versions).values(
             tenant_id=tenant,
@@ -167,7 +168,6 @@ def add_version(connection: Connection, tenant: TenantId, version: Version, cont
             created_as=version.created_as,
         )
     )
-    return stored + version.size
 
 
 def file(connection: Connection, tenant: TenantId, sha256: str) -> bytes | None:
@@ -204,11 +204,19 @@ def page_versions(
 
 
 def versions_of_digest(
-    connection: Connection, tenant: TenantId, name: SkillName, content_sha256: str, limit: int
+    connection: Connection,
+    tenant: TenantId,
+    name: SkillName,
+    content_sha256: str,
+    limit: int,
+    *,
+    positional_base: int | None = None,
 ) -> list[int]:
-    """Return the numbers of up to `limit` versions with this digest, the newest first."""
+    """Return the numbers of up to `limit` versions with this digest, the newest first; only those of the base given."""
     columns = skill_def_versions.c
     this = (columns.tenant_id == tenant) & (columns.name == name) & (columns.content_sha256 == content_sha256)
+    if positional_base is not None:
+        this &= columns.positional_base == positional_base
     found = connection.execute(select(columns.version).where(this).order_by(columns.version.desc()).limit(limit))
     return list(found.scalars())
 

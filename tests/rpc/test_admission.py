@@ -1,13 +1,11 @@
 """Which calls are taken in hand: each tenant has places of its own, and whoever proves no key has few."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
@@ -16,12 +14,11 @@ from substrate.domain.identity import Role, parse_bearer
 from substrate.domain.names import KeyId, TenantId
 from substrate.domain.quotas import Quotas
 from substrate.store import tenants
+from tests.rpc.headers import HeadersOnly
 from tests.rpc.test_server import INVOKE, LIST, health, until
 from tests.rpc.wire import METHODS, Failure, bearer, path_of, send, typed
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
 from tests.skills import refused, skill_md
-
-Future = Any  # grpc's future is generic in the stubs alone.
 
 FEW: dict[str, Any] = {"threads": 1, "max_calls": 16}
 """Of so many calls, four may be such as prove no key; each kind has one thread."""
@@ -35,58 +32,29 @@ def few(cluster: Cluster) -> Iterator[RunningServer]:
         yield server
 
 
-class Holder:
-    """Calls of which the server is sent the headers alone, so that it has them in hand until they are cancelled."""
+class Holder(HeadersOnly):
+    """Calls that the server has in hand."""
 
-    def __init__(self, server: RunningServer) -> None:
-        self._server = server
-        self._ended = threading.Event()
-        self.channel = grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self.calls: list[Future] = []
-
-    def begin(self, key: str | None, method: str = LIST) -> Future:
-        """Send the headers of a call."""
-        begin: Any = self.channel.stream_unary(path_of(method))
-        call: Future = begin.future(self._nothing(), metadata=bearer(key) if key else (), timeout=30)
-        self.calls.append(call)
-        return call
+    server: RunningServer
 
     def hold(self, count: int, key: str | None) -> None:
-        """Send the headers of `count` calls that the server takes in hand."""
-        held = self._server.app.server.held + count
+        """Begin `count` calls, all of which the server takes in hand."""
+        held = self.server.app.server.held + count
         begun = [self.begin(key) for _ in range(count)]
-        until(lambda: self._server.app.server.held >= held or any(call.done() for call in begun))
+        until(lambda: self.server.app.server.held >= held or any(call.done() for call in begun))
         assert [typed(call.exception()) for call in begun if call.done()] == []
-
-    def refused(self, key: str | None, method: str = LIST) -> Failure:
-        """Return how a call is refused that sends no message."""
-        error = self.begin(key, method).exception(timeout=20)
-        assert error is not None
-        return typed(error)
 
     def end(self) -> None:
         """Cancel all calls, and wait until the server has left them."""
-        for call in self.calls:
-            call.cancel()
-        self.calls.clear()
-        until(lambda: self._server.app.server.held == 0)
-
-    def close(self) -> None:
-        self._ended.set()
-        self.channel.close()
-
-    def _nothing(self) -> Iterator[bytes]:
-        self._ended.wait()
-        yield from ()
+        self.cancel()
+        until(lambda: self.server.app.server.held == 0)
 
 
 @contextmanager
 def holding(server: RunningServer) -> Iterator[Holder]:
-    holder = Holder(server)
-    try:
+    with Holder.to(server.address) as holder:
+        holder.server = server
         yield holder
-    finally:
-        holder.close()
 
 
 def known(server: RunningServer, calls_in_flight: int) -> tuple[TestTenant, str]:
@@ -208,9 +176,7 @@ def test_no_place_is_lost_however_calls_end(few: RunningServer) -> None:
                 for _ in range(3):
                     holder.begin(each)
             if turn % 2:
-                for call in holder.calls:
-                    call.cancel()
-                holder.calls.clear()
+                holder.cancel()
         holder.end()
         holder.hold(8, key)
         assert_over_quota(holder.refused(key), 8)

@@ -77,6 +77,19 @@ def test_it_may_narrow_the_tools_of_what_it_forks_and_never_widen_them(
     assert error.metadata["tools"] == "Bash(git *)"
 
 
+def test_no_other_way_to_a_version_widens_the_tools_either(tenant: TestTenant, writer: Client) -> None:
+    tenant.author.call(FORK, name=NAME, source=source("ReadDocument"), promote=True)
+    elsewhere = tenant.server.tenant()
+    elsewhere.author.call("SkillDefService.CreateSkillDef", name=NAME, source=source("ReadDocument", "ReadChunk"))
+    archive = elsewhere.author.call("SkillDefService.ExportSkill", name=NAME).archive
+    error = refused(writer, "SkillDefService.ImportSkills", archive=archive)
+    assert (error.reason, error.metadata["tools"]) == ("TOOLS_EXCEED_AGENT", "ReadChunk")
+    writer.call("SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer))
+    wider = {"name": NAME, "source": source("ReadDocument", "ReadChunk")}
+    assert refused(writer, "SkillDefService.CreateSkillDef", **wider).reason == "TOOLS_EXCEED_AGENT"
+    assert writer.call("SkillDefService.CreateSkillDef", **{**wider, "source": source("ReadDocument")})
+
+
 def test_without_an_agent_an_author_may_widen(tenant: TestTenant) -> None:
     tenant.author.call(FORK, name=NAME, source=source("ReadDocument"))
     assert tenant.author.call(FORK, name=NAME, source=source(restricted=False), **{"from": "v1"}).version.version == 2

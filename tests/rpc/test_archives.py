@@ -163,6 +163,18 @@ def test_files_that_no_folder_could_hold_are_refused(tenant: TestTenant, files: 
     assert (error.reason, {field for field, _ in error.violations}) == ("INVALID_SKILL", {"files"})
 
 
+def test_many_folders_and_deep_paths_are_refused_by_their_number(tenant: TestTenant) -> None:
+    many = archive_of(*((f"s/{n}/SKILL.md", b"") for n in range(5_000)))
+    error = refused(tenant.author, IMPORT, archive=many)
+    assert [description for _, description in error.violations] == ["Holds 5000 skills; at most 500 are allowed."]
+    deep = bad_files(("/".join(["d"] * 33), b""))
+    error = refused(tenant.author, "SkillDefService.CreateSkillDef", name="own/x", source=skill_md("x"), files=deep)
+    assert "must have at most 32 segments" in error.message
+    deep = bad_files(*((f"{n}/" + "/".join(["d"] * 200), b"") for n in range(2_000)))
+    error = refused(tenant.author, "SkillDefService.CreateSkillDef", name="own/x", source=skill_md("x"), files=deep)
+    assert len(error.violations) == 1
+
+
 def test_packing_does_not_depend_on_order() -> None:
     skills = unpack(archive_of(SKILL, ("b/c/SKILL.md", b"x"), ("doc/skill/z", b"1"), ("doc/skill/y", b"2")))
     assert pack(skills) == pack(reversed(skills))

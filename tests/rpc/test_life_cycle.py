@@ -137,6 +137,10 @@ def test_a_rehearsal_is_refused_as_the_change_would_be_and_is_on_record(tenant: 
     assert error.reason == "VERSION_NOT_FOUND"
     rehearsed = promote(tenant.author, 1, validate_only=True)
     assert rehearsed.state.catalog_revision == revision
+    # The revision that the next change will have must not be told before it is made.
+    assert rehearsed.skill_def.etag == ""
+    hidden = {"name": NAME, "disabled": True, "etag": etag(tenant.author), "validate_only": True}
+    assert tenant.author.call("SkillDefService.SetSkillDisabled", **hidden).etag == ""
     assert tenant.author.call("SkillDefService.GetSkillDef", name=NAME).skill_def.active_version == 0
     (event,) = tenant.author.call("AuditService.QueryAuditEvents", decision_id=rehearsed.decision_id).events
     assert '"validate_only":true' in event.event_json

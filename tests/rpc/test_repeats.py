@@ -135,6 +135,19 @@ def test_a_repeated_call_is_on_record_as_such(cluster: Cluster, tenant: TestTena
     assert told[1]["details"] == {"repeats": True}
 
 
+def test_a_change_that_was_made_is_answered_though_no_more_may_be_made(
+    server: RunningServer, tenant: TestTenant
+) -> None:
+    request = {"name": "doc/query", "source": SOURCE, "request_id": str(uuid.uuid4())}
+    first = tenant.author.call(FORK, **request)
+    server.operator().call("TenantService.SetQuotas", tenant=tenant.name, quotas={"writes_per_minute": 0})
+    assert refused(tenant.author, FORK, name="doc/query").reason == "QUOTA_EXCEEDED"
+    assert tenant.author.call(FORK, **request) == first
+    # What an operator does in a review is no write of the tenant's.
+    promote = {"tenant": tenant.name, "name": "doc/query", "version": 1, "etag": first.skill_def.etag}
+    assert server.operator().call("SkillDefService.PromoteSkillDef", **promote).skill_def.active_version == 1
+
+
 def test_a_key_that_lost_its_right_gets_no_old_answer(tenant: TestTenant) -> None:
     tenant.author.call("AgentService.PutAgent", agent={"name": "writer", "skills": ["doc/*"]})
     writer = tenant.bound(Role.AUTHOR, "writer")

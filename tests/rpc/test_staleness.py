@@ -8,6 +8,7 @@ import pytest
 
 from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
 from tests.skills import refused, skill_md
+from tests.store.owner import held_chain
 
 LIST, INVOKE, PREPARE = "SkillService.ListSkills", "SkillService.InvokeSkill", "SkillService.PrepareRun"
 HOUR = {"max_staleness": {"seconds": 3600}, "agent": "doc-manager"}
@@ -57,6 +58,19 @@ def test_while_the_database_answers_nothing_old_is_given_nor_an_old_key_accepted
         for key in operator.call("TenantService.ListKeys", tenant=tenant.name).keys:
             operator.call("TenantService.RevokeKey", tenant=tenant.name, key_id=key.key_id)
         assert refused(tenant.runtime, LIST, **HOUR).reason == "UNAUTHENTICATED"
+
+
+def test_a_chain_that_somebody_holds_is_no_reason_to_believe_an_old_key(
+    cluster: Cluster, server: RunningServer
+) -> None:
+    with running_server(cluster) as other:
+        tenant = server.tenant()
+        tenant.runtime.call(LIST, agent="doc-manager")
+        operator = other.operator()
+        for key in operator.call("TenantService.ListKeys", tenant=tenant.name).keys:
+            operator.call("TenantService.RevokeKey", tenant=tenant.name, key_id=key.key_id)
+        with held_chain(cluster, tenant.name):
+            assert refused(tenant.runtime, LIST, **HOUR).reason in ("UNAUTHENTICATED", *AWAY)
 
 
 def test_without_a_database_only_who_accepts_an_older_state_is_answered(outage: Outage) -> None:

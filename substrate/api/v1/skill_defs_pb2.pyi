@@ -47,7 +47,9 @@ class SkillDef(_message.Message):
     disabled: _builtins.bool
     """Whether the name is switched off for the tenant."""
     etag: _builtins.str
-    """Opaque text that changes with every change of the SkillDef; what requests take as `etag`."""
+    """Opaque text that changes with every change of the SkillDef; what requests take as `etag`. Empty where a change was
+    only validated.
+    """
     created_by: _builtins.str
     """Who created it: a principal."""
     @_builtins.property
@@ -1011,7 +1013,9 @@ class SetSkillDisabledRequest(_message.Message):
     disabled: _builtins.bool
     """True to switch the name off, false to switch it on."""
     reason: _builtins.str
-    """Why, in the author's words, kept with the name and in the audit log. At most 1,024 characters; may be empty."""
+    """Why, in the author's words, kept with the name and in the audit log; of a name that is switched off already the
+    first reason stays. At most 1,024 characters; may be empty.
+    """
     etag: _builtins.str
     """The name's etag as last read, from GetSkillDef or ListCatalog; INVALID_ARGUMENT when absent."""
     validate_only: _builtins.bool
@@ -1053,7 +1057,7 @@ class SetSkillDisabledResponse(_message.Message):
     disabled: _builtins.bool
     """Whether the name is now switched off."""
     etag: _builtins.str
-    """The name's etag after the change."""
+    """The name's etag after the change; empty where it was only validated."""
     decision_id: _builtins.str
     """Id of the audit event that records this call, a UUIDv7 as text."""
     @_builtins.property

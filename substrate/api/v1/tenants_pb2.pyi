@@ -216,7 +216,9 @@ class Key(_message.Message):
 
     @_builtins.property
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
-        """When a call with the key was last recorded in the audit log that is kept; absent when none was."""
+        """When a call with the key was last recorded in its own tenant's audit log, as far as that is kept; absent when none
+        was. What operators do to a tenant is recorded in that tenant's log.
+        """
 
     def __init__(
         self,
@@ -694,7 +696,7 @@ class RotateKeyRequest(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the new key ceases to be accepted, in the future; absent for a key that does not expire."""
+        """When the new key ceases to be accepted, in the future; absent for the old key's own time, if it has one."""
 
     def __init__(
         self,
