@@ -89,9 +89,18 @@ def test_a_token_of_before_is_refused_and_one_of_now_is_not(swapped: Swapped) ->
     assert not swapped.runtime.call(LIST, agent="all", catalog_token=swapped.new).catalog_changed
 
 
-def test_what_is_in_memory_does_not_do_for_a_token_of_now_however_old_it_may_be(swapped: Swapped) -> None:
-    stale = Duration(seconds=3600)
-    answer = swapped.runtime.call(LIST, agent="all", pattern="own/*", catalog_token=swapped.new, max_staleness=stale)
+def test_what_is_in_memory_does_not_do_for_a_token_of_now_however_old_it_may_be(
+    own_cluster: Cluster, swapped: Swapped
+) -> None:
+    asked = {"agent": "all", "pattern": "own/*", "max_staleness": Duration(seconds=3600)}
+    own_cluster.postgres.stop()
+    try:
+        from_memory = swapped.runtime.call(LIST, catalog_token=swapped.old, **asked)
+        assert [entry.name for entry in from_memory.skills] == ["own/kept", "own/lost"]
+        assert refused(swapped.runtime, LIST, catalog_token=swapped.new, **asked).code == "UNAVAILABLE"
+    finally:
+        own_cluster.postgres.start()
+    answer = swapped.runtime.call(LIST, catalog_token=swapped.new, **asked)
     assert [entry.name for entry in answer.skills] == ["own/kept"]
 
 

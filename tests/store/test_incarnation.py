@@ -92,6 +92,15 @@ def test_a_dump_has_another_wherever_it_is_loaded(original: Cluster, tmp_path: P
         assert of(other.login_url) not in seen
 
 
+def test_a_cluster_of_its_own_makes_another_where_all_else_is_the_same() -> None:
+    seen = set()
+    for _ in range(2):
+        with running_cluster() as fresh:
+            change(fresh, "UPDATE deployment SET incarnation = '00000000-0000-4000-8000-000000000000'")
+            seen.add(of(fresh.login_url))
+    assert len(seen) == 2
+
+
 def test_a_copy_within_the_cluster_has_another(original: Cluster) -> None:
     maintenance, beside = (
         make_url(original.owner_url).set(database=name).render_as_string(hide_password=False)
