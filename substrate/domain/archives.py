@@ -156,6 +156,9 @@ def _member_problems(members: list[zipfile.ZipInfo]) -> list[Violation]:
         problem = path_problem(member.filename)
         if problem:
             problems.append(Violation("archive", f"The member {shown} {problem}."))
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # Of the others zipfile unpacks as much as there is, whatever is asked for.
+            problems.append(Violation("archive", f"The member {shown} is neither stored nor deflated."))
         if kind not in (0, stat.S_IFREG):
             problems.append(Violation("archive", f"The member {shown} is no regular file."))
         if member.filename.count("/") == 0 and not problem:

@@ -3,17 +3,24 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from substrate.domain.candidates import SkillFile
 from substrate.domain.skillheader import SkillHeader, header_to_plain
 
-MAX_COMPARED = 4_000_000
-"""Products of differing lines up to which the lines are matched; beyond it they are shown as replaced as a whole."""
+MAX_COMPARED = 20_000_000
+"""Steps up to which differing lines are matched one by one; beyond it they are shown as replaced as a whole."""
+
+_Opcode = tuple[str, int, int, int, int]
 
 _CONTEXT = 3
+_JUNK_FROM = 200
+_JUNK_ABOVE = 100
+"""From so many lines on difflib leaves out those that make up more than one in so many."""
+
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 """Lines end at LF only, as everywhere in a SKILL.md."""
 
@@ -23,6 +30,18 @@ _WRITTEN = {
     "disable_model_invocation": "disable-model-invocation",
     "user_invocable": "user-invocable",
 }
+
+
+class _Matched(difflib.SequenceMatcher[str]):
+    """A matcher whose differences are known, for its way of grouping them."""
+
+    def __init__(self, opcodes: list[_Opcode]) -> None:
+        super().__init__()
+        self._known = opcodes
+
+    def get_opcodes(self) -> list[_Opcode]:  # type: ignore[override]  # The stubs narrow the tags to literals.
+        """Return the known differences."""
+        return self._known
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +70,14 @@ def body_difference(before: str, after: str, from_name: str, to_name: str) -> st
     left, right = _LINES.findall(before), _LINES.findall(after)
     head = _common(left, right)
     tail = _common(left[head:][::-1], right[head:][::-1])
-    differing = (len(left) - head - tail) * (len(right) - head - tail)
-    if differing > MAX_COMPARED:
-        lines = _replaced(left, right, head, tail, from_name, to_name)
-    else:
-        lines = list(difflib.unified_diff(left, right, from_name, to_name, n=_CONTEXT))
+    opcodes: list[_Opcode] = [
+        ("equal", 0, head, 0, head),
+        *_changes(left, right, head, tail),
+        ("equal", len(left) - tail, len(left), len(right) - tail, len(right)),
+    ]
+    lines = [f"--- {from_name}\n", f"+++ {to_name}\n"]
+    for group in _Matched(opcodes).get_grouped_opcodes(_CONTEXT):
+        lines += _hunk(left, right, group)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
@@ -83,19 +105,33 @@ def _common(left: list[str], right: list[str]) -> int:
     return count
 
 
-def _replaced(left: list[str], right: list[str], head: int, tail: int, from_name: str, to_name: str) -> list[str]:
-    """Return one hunk that replaces everything between the lines that both begin and end with."""
-    start = max(0, head - _CONTEXT)
-    before, after = left[head : len(left) - tail], right[head : len(right) - tail]
-    trailing = left[len(left) - tail :][:_CONTEXT]
-    context = head - start + len(trailing)
-    position = f"@@ -{start + 1},{len(before) + context} +{start + 1},{len(after) + context} @@\n"
-    return [
-        f"--- {from_name}\n",
-        f"+++ {to_name}\n",
-        position,
-        *(f" {line}" for line in left[start:head]),
-        *(f"-{line}" for line in before),
-        *(f"+{line}" for line in after),
-        *(f" {line}" for line in trailing),
-    ]
+def _changes(left: list[str], right: list[str], head: int, tail: int) -> list[_Opcode]:
+    """Return how what lies between the lines that both begin and end with differs: line by line, if that is cheap."""
+    old, new = left[head : len(left) - tail], right[head : len(right) - tail]
+    counts = Counter(new)
+    # Each block that is found looks at every pair of equal lines again, but for lines that difflib takes for junk.
+    common = len(new) // _JUNK_ABOVE + 1 if len(new) >= _JUNK_FROM else len(new)
+    pairs = sum(times * count for line, times in Counter(old).items() if (count := counts.get(line, 0)) <= common)
+    if pairs * min(len(old), len(new)) > MAX_COMPARED:
+        return [("replace", head, head + len(old), head, head + len(new))]
+    found = difflib.SequenceMatcher(None, old, new).get_opcodes()
+    return [(tag, i + head, j + head, k + head, m + head) for tag, i, j, k, m in found]
+
+
+def _hunk(left: list[str], right: list[str], group: Sequence[_Opcode]) -> list[str]:
+    first, last = group[0], group[-1]
+    lines = [f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"]
+    for tag, i, j, k, m in group:
+        if tag == "equal":
+            lines += [f" {line}" for line in left[i:j]]
+        else:
+            lines += [f"-{line}" for line in left[i:j]] + [f"+{line}" for line in right[k:m]]
+    return lines
+
+
+def _range(start: int, stop: int) -> str:
+    """Return lines `start` to `stop` (from 0, `stop` left out) as a unified difference names them."""
+    length = stop - start
+    if length == 1:
+        return str(start + 1)
+    return f"{start + 1 if length else start},{length}"

@@ -1,8 +1,9 @@
 """Changes that can be sent again: a request id makes the same request get its first answer."""
 
+import copy
 import hashlib
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from substrate.services.call import Call, Repeat
 from substrate.services.decisions import AnsweredBefore
@@ -24,6 +25,9 @@ class Change(Protocol):
     def request_id(self) -> str:
         """The caller's id for the request; empty for none."""
 
+    def ClearField(self, field_name: Any, /) -> None:
+        """Take a field's value away."""
+
     def SerializeToString(self, *, deterministic: bool) -> bytes:
         """Return its bytes."""
 
@@ -37,9 +41,11 @@ def answered(call: Call, request: Change, act: Callable[[], T], respond: Callabl
     A request is the same when method, key and every field are.
     """
     if request.request_id:
-        asked = f"{call.method}\n{call.bearer.key_id}\n".encode() + request.SerializeToString(deterministic=True)
+        same = copy.deepcopy(request)
+        same.ClearField("request_id")
+        asked = f"{call.method}\n{call.bearer.key_id}\n".encode() + same.SerializeToString(deterministic=True)
         call.repeat = Repeat(
-            request.request_id,
+            request.request_id.lower(),
             hashlib.sha256(asked).digest(),
             lambda done: respond(done).SerializeToString(),
         )

@@ -149,6 +149,7 @@ def _filter(trace: Trace, asked: AuditQuery) -> Filter:
         outcome=asked.outcome.value if asked.outcome else "",
         event_id=asked.decision_id,
         call_id=asked.call_id,
+        as_agent=trace.principal.actor if bound else "",
         since=asked.since,
         until=asked.until,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from substrate.domain.candidates import Standing
 from substrate.domain.catalog import Catalog, NameMode
 from substrate.domain.effect import Effect, effect_of
-from substrate.domain.eligibility import barrier_of_tools
+from substrate.domain.eligibility import barrier_of_tools, tools_of
 from substrate.domain.errors import (
     EtagMismatch,
     InvalidArgument,
@@ -174,14 +174,24 @@ def effect_after(trace: Trace, connection: Transaction, name: SkillName) -> Effe
     bound = trace.principal.agent
     agents = [agent for agent in snapshot.agents() if bound in (None, agent.name)]
     effect = effect_of(name, snapshot.catalog, after, agents)
+    _check_narrows(trace, effect)
     trace.resolution = effect.after
-    trace.details = {
-        **(trace.details or {}),
-        "gaining": list(effect.gaining),
-        "losing": list(effect.losing),
-        "changing": list(effect.changing),
-    }
+    # The agent that the call acts as may read this event, and must not learn of other agents there.
+    acting = trace.agent.name if trace.agent else None
+    for way, named in (("gaining", effect.gaining), ("losing", effect.losing), ("changing", effect.changing)):
+        told = [agent for agent in named if acting in (None, agent)]
+        trace.details = {**(trace.details or {}), way: told}
     return effect
+
+
+def _check_narrows(trace: Trace, effect: Effect) -> None:
+    """Refuse an agent a change that brings a skill with other tools into effect than the one before it allows."""
+    before, after = effect.before.winner, effect.after.winner
+    if trace.agent is None or before is None or after is None or before == after:
+        return
+    barrier = barrier_of_tools(after.name, tools_of(after), trace.agent, tools_of(before))
+    if barrier is not None:
+        raise barrier
 
 
 def authored(

@@ -173,6 +173,9 @@ class Decisions(Judging):
                     snapshot = Snapshot(state, self.snapshots.static, time.monotonic())
             elif not _is_of(snapshot, connection, tenants.revision(connection, tenant)):
                 snapshot = self.snapshots.load(tenant, call.started, call.deadline)
+            if snapshot.static is not self.snapshots.static:
+                # A lock or a review that operators have ordered while the writer waited its turn holds for it too.
+                snapshot = Snapshot(snapshot.state, self.snapshots.static, snapshot.began)
             trace = self._admit(writing, snapshot)
             trace.rehearses = writing.rehearse
             trace.details = {"validate_only": True} if writing.rehearse else None

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, and_, insert, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from substrate.domain.audit import AuditEvent, chain_hash
+from substrate.domain.audit import AuditEvent, Verb, chain_hash
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import TenantId
 from substrate.domain.patterns import Pattern
@@ -280,9 +280,15 @@ def _as_text(value: Any) -> str:
 _encode = json.JSONEncoder(separators=(",", ":"), default=_as_text).encode
 
 
+_RUNTIME_VERBS = [verb.value for verb in (Verb.PREPARE, Verb.LIST, Verb.INVOKE, Verb.READ_FILE)]
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events a query wants; an empty field asks for nothing. `pattern` is of skill names."""
+    """Which events a query wants; an empty field asks for nothing. `pattern` is of skill names.
+
+    `as_agent` is the actor of a key that is bound to the agent: of what others did with it in mind it sees runs alone.
+    """
 
     agent: str = ""
     pattern: Pattern | None = None
@@ -290,6 +296,7 @@ class Filter:
     outcome: str = ""
     event_id: str = ""
     call_id: str = ""
+    as_agent: str = ""
     since: Any = None
     until: Any = None
 
@@ -311,6 +318,8 @@ def query(
             conditions.append(column == value)
     if wanted.pattern is not None and not wanted.pattern.matches_all:
         conditions.append(_names_matching(wanted.pattern))
+    if wanted.as_agent:
+        conditions.append((columns.actor == wanted.as_agent) | columns.verb.in_(_RUNTIME_VERBS))
     if wanted.since is not None:
         conditions.append(columns.occurred_at >= wanted.since)
     if wanted.until is not None:

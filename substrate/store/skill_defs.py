@@ -20,6 +20,10 @@ _ACTIVE = (
 )
 
 
+_LISTED_BYTES = 96
+"""What a version stores of a file beside its path: digest, size and punctuation."""
+
+
 @dataclass(frozen=True, slots=True)
 class SkillDef:
     """A SkillDef's row: `active_version` is None until a version is promoted."""
@@ -63,8 +67,9 @@ class Version:
 
     @property
     def size(self) -> int:
-        """How many bytes it adds to what its tenant stores, its files left out."""
-        return len(self.body.encode()) + len(json.dumps(self.header))
+        """How many bytes it adds to what its tenant stores, the contents of its files left out."""
+        listed = sum(len(json.dumps(file.path)) + _LISTED_BYTES for file in self.files)
+        return len(self.body.encode()) + len(json.dumps(self.header)) + len(json.dumps(self.lineage)) + listed
 
 
 @dataclass(frozen=True, slots=True)

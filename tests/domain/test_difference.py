@@ -1,6 +1,8 @@
 """Differences of two contents: what they show can be applied, and is bounded."""
 
+import difflib
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,6 +72,25 @@ def test_very_different_bodies_are_replaced_as_a_whole() -> None:
     diff = body_difference(before, after, "one", "other")
     assert diff.count("@@ -") == 1
     assert applied(before, diff) == after
+
+
+def test_few_lines_against_many_equal_ones_are_not_matched_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below two hundred lines difflib leaves none out, and looks at every pair for every block that it finds."""
+    before = "a\n" * 20_000
+    after = "".join(f"a\nx{n}\n" for n in range(99))
+    compared: list[int] = []
+    real = difflib.SequenceMatcher.find_longest_match
+
+    def counted(*arguments: Any) -> object:
+        compared.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(difflib.SequenceMatcher, "find_longest_match", counted)
+    diff = body_difference(before, after, "one", "other")
+    assert compared == []
+    assert applied(before, diff) == after
+    assert body_difference("a\nb\n", "a\nc\n", "one", "other")
+    assert compared
 
 
 def test_fields_are_compared_under_their_written_names() -> None:

@@ -84,10 +84,40 @@ def test_no_other_way_to_a_version_widens_the_tools_either(tenant: TestTenant, w
     archive = elsewhere.author.call("SkillDefService.ExportSkill", name=NAME).archive
     error = refused(writer, "SkillDefService.ImportSkills", archive=archive)
     assert (error.reason, error.metadata["tools"]) == ("TOOLS_EXCEED_AGENT", "ReadChunk")
-    writer.call("SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer))
+    tenant.author.call("SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer))
     wider = {"name": NAME, "source": source("ReadDocument", "ReadChunk")}
     assert refused(writer, "SkillDefService.CreateSkillDef", **wider).reason == "TOOLS_EXCEED_AGENT"
     assert writer.call("SkillDefService.CreateSkillDef", **{**wider, "source": source("ReadDocument")})
+
+
+def test_no_change_brings_a_wider_skill_into_effect(tenant: TestTenant, writer: Client) -> None:
+    # What lies below allows itself more than what the agent would take away.
+    tenant.author.call(FORK, name=NAME, source=source("ReadDocument"), promote=True)
+    error = refused(writer, "SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer))
+    assert error.reason == "TOOLS_EXCEED_AGENT"
+    # An older version may be wider than the one in effect, without its fork being so.
+    tenant.author.call(FORK, name=NAME, source=source("ReadDocument", "ReadChunk"))
+    wide = {"name": NAME, "source": source("ReadDocument", "ReadChunk"), "from": "v2"}
+    assert refused(writer, FORK, promote=True, etag=etag(writer), **wide).reason == "TOOLS_EXCEED_AGENT"
+
+
+def test_a_tombstone_hides_no_bundled_skills_tools_from_the_check(tenant: TestTenant, writer: Client) -> None:
+    disable = {"name": NAME, "disabled": True, "etag": "r0"}
+    tenant.author.call("SkillDefService.SetSkillDisabled", **disable)
+    create = {"name": NAME, "source": source("Bash(git *)")}
+    assert refused(writer, "SkillDefService.CreateSkillDef", **create).reason == "TOOLS_EXCEED_AGENT"
+
+
+def test_it_learns_of_no_other_agent_and_no_other_name_from_its_events(tenant: TestTenant, writer: Client) -> None:
+    tenant.author.call("SkillDefService.CreateSkillDef", name="doc/own", source=skill_md("own"), agent="writer")
+    tenant.author.call("AuditService.ExplainResolution", name="secret/plan", agent="writer")
+    tenant.author.call("AgentService.TestAllowlist", agent="writer", skills=["secret/*"], names=["secret/plan"])
+    writer.call("SkillService.ListSkills")
+    told = writer.call("AuditService.QueryAuditEvents").events
+    assert [event.verb for event in told if event.verb != "query_audit"] == ["list"]
+    every = tenant.author.call("AuditService.QueryAuditEvents", verb="create").events
+    assert "doc-manager" not in every[0].event_json
+    assert '"gaining":["writer"]' in every[0].event_json
 
 
 def test_without_an_agent_an_author_may_widen(tenant: TestTenant) -> None:

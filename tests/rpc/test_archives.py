@@ -175,6 +175,17 @@ def test_many_folders_and_deep_paths_are_refused_by_their_number(tenant: TestTen
     assert len(error.violations) == 1
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_deflated_members_are_unpacked(tenant: TestTenant, method: int) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr(*SKILL)
+        archive.writestr("doc/skill/zeros", bytes(50 * MAX_FILE_BYTES))
+    error = refused(tenant.author, IMPORT, archive=buffer.getvalue())
+    assert error.reason == "INVALID_ARCHIVE"
+    assert "is neither stored nor deflated" in error.message
+
+
 def test_packing_does_not_depend_on_order() -> None:
     skills = unpack(archive_of(SKILL, ("b/c/SKILL.md", b"x"), ("doc/skill/z", b"1"), ("doc/skill/y", b"2")))
     assert pack(skills) == pack(reversed(skills))

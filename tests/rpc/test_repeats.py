@@ -85,6 +85,12 @@ def test_an_id_is_for_one_request_of_one_key(server: RunningServer, tenant: Test
     assert elsewhere.author.call(FORK, **request).version.version == 1
 
 
+def test_an_id_is_the_same_in_either_case(tenant: TestTenant) -> None:
+    request = {"name": "doc/query", "source": SOURCE, "request_id": str(uuid.uuid4())}
+    first = tenant.author.call(FORK, **request)
+    assert tenant.author.call(FORK, **{**request, "request_id": request["request_id"].upper()}) == first
+
+
 def test_a_malformed_id_is_refused(tenant: TestTenant) -> None:
     error = refused(tenant.author, FORK, name="doc/query", request_id="7")
     assert (error.reason, [field for field, _ in error.violations]) == ("INVALID_ARGUMENT", ["request_id"])

@@ -55,6 +55,12 @@ def test_the_author_cannot_promote_it_and_another_principal_can(
     assert event["details"]["reviewed_by"] == version.promoted_by
 
 
+def test_an_agent_is_no_second_author(drafted: TestTenant) -> None:
+    bound = drafted.bound(Role.AUTHOR, "any")
+    promote = {"name": NAME, "version": 1, "etag": etag(drafted.author)}
+    assert refused(bound, PROMOTE, **promote).reason == "REVIEW_REQUIRED"
+
+
 def test_a_second_key_of_the_same_principal_is_no_second_author(reviewing: RunningServer) -> None:
     operator, tenant = reviewing.operator(), reviewing.tenant()
     issue = {"tenant": tenant.name, "role": "ROLE_AUTHOR", "principal": "ada"}
