@@ -41,6 +41,7 @@ from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Skills
 from substrate.services.snapshots import Snapshots
 from substrate.services.tenants import Tenants
+from substrate.services.writers import Writers
 from substrate.settings import Settings
 from substrate.sources.bundles import SourceProblem
 from substrate.sources.static import StaticState, load_static
@@ -123,6 +124,7 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         database=database,
         clock=clock,
         server=f"{socket.gethostname()}/{os.getpid()}",
+        writers=Writers(settings.threads),
         strict=settings.audit_mode == "strict",
     )
     skills = Skills(decisions, source)

@@ -15,7 +15,7 @@ a strong read, and everything else is as if the call were that tenant's.
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar, cast
@@ -132,7 +132,8 @@ class Decisions(Judging):
         snapshot = self.not_refused(call, verb, checked, tenant, keys)
         writing = _Writing(call, verb, checked, subject, inside, keys, rehearse=rehearse)
         try:
-            answer, trace, event, revision = self._write(writing, snapshot, apply)
+            with self._turn(writing, snapshot, tenant):
+                answer, trace, event, revision = self._write(writing, snapshot, apply)
         except _Refused as refused:
             self._record_refusal(call, refused)
             raise refused.reason from None
@@ -156,6 +157,16 @@ class Decisions(Judging):
     def authenticate(self, call: Call) -> None:
         """Raise Unauthenticated unless the call's key is valid now; nothing else is decided, so nothing is recorded."""
         self.not_refused(call, Verb.AUTHENTICATE, lambda _: None, call.bearer.tenant, None)
+
+    @contextmanager
+    def _turn(self, writing: "_Writing", snapshot: Snapshot, tenant: TenantId) -> Iterator[None]:
+        """Hold one of the tenant's places for changes; that there is none is a refusal like any other."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.writers.turn(tenant))
+            except QuotaExceeded as error:
+                raise _Refused(self._admit(writing, snapshot), error) from None
+            yield
 
     def _write(
         self, writing: "_Writing", snapshot: Snapshot, apply: Callable[[Trace, Transaction, int], T]

@@ -20,6 +20,7 @@ from substrate.services.audit_writer import AuditWriter
 from substrate.services.call import Call
 from substrate.services.snapshots import Snapshot, Snapshots
 from substrate.services.trace import Trace
+from substrate.services.writers import Writers
 from substrate.store.audit import Entry, Verdict
 from substrate.store.session import Database
 
@@ -54,6 +55,7 @@ class Judging:
     database: Database
     clock: Clock
     server: str
+    writers: Writers
     strict: bool = True
 
     def own_keys(self, call: Call, inside: TenantId | None) -> Snapshot | None:
