@@ -118,6 +118,11 @@ class Resolution:
     rulings: tuple[Ruling, ...]
     pin: str = ""
 
+    @property
+    def beneath(self) -> Candidate | None:
+        """The candidate that would win without a tombstone, which hides the name and may be lifted again."""
+        return next((r.candidate for r in self.rulings if r.candidate.standing is Standing.ACTIVE), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Versions:

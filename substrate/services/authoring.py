@@ -185,8 +185,11 @@ def effect_after(trace: Trace, connection: Transaction, name: SkillName) -> Effe
 
 
 def _check_narrows(trace: Trace, effect: Effect) -> None:
-    """Refuse an agent a change that brings a skill with other tools into effect than the one before it allows."""
-    before, after = effect.before.winner, effect.after.winner
+    """Refuse an agent a change that lets a skill take the place of one that allows itself less.
+
+    Tombstones are looked through, or what happens beneath one would come to light when it is lifted.
+    """
+    before, after = effect.before.beneath, effect.after.beneath
     if trace.agent is None or before is None or after is None or before == after:
         return
     barrier = barrier_of_tools(after.name, tools_of(after), trace.agent, tools_of(before))

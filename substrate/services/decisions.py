@@ -189,7 +189,6 @@ class Decisions(Judging):
                 snapshot = Snapshot(snapshot.state, self.snapshots.static, snapshot.began)
             trace = self._admit(writing, snapshot)
             trace.rehearses = writing.rehearse
-            trace.details = {"validate_only": True} if writing.rehearse else None
             repeat = None if writing.rehearse else call.repeat
             with _refusing(trace):
                 if subject is not None and writing.verb is not Verb.CREATE_TENANT:
@@ -227,8 +226,8 @@ class Decisions(Judging):
     def _unchanged(self, call: Call, unchanged: "_Unchanged") -> object:
         """Record a call that changed nothing, since it was made before or is a rehearsal, and answer it."""
         trace, answer = unchanged.trace, unchanged.answer
-        again = isinstance(answer, AnsweredBefore)
-        trace.details = {**(trace.details or {}), **({"repeats": True} if again else {"validate_only": True})}
+        if isinstance(answer, AnsweredBefore):
+            trace.details = {"repeats": True}
         event = trace.event(self.clock.event_id(), self.server, None)
         self.record(call, event, required=False)
         self.note(call, trace, event)

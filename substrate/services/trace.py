@@ -83,7 +83,7 @@ class Trace:
             admitted=self.admitted,
             left_out=self.left_out,
             entries_sha256=self.entries_sha256,
-            details=self.details,
+            details={**(self.details or {}), "validate_only": True} if self.rehearses else self.details,
             server=server,
             decide_us=int((time.monotonic() - self.call.started) * 1_000_000),
         )

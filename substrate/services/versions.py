@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from substrate.domain.archives import files_problems
-from substrate.domain.candidates import Candidate, SkillFile, Standing, pairs_of
+from substrate.domain.candidates import Candidate, SkillFile, pairs_of
 from substrate.domain.errors import InvalidSkill
 from substrate.domain.names import SkillName, SkillRef
 from substrate.domain.quotas import require
@@ -83,11 +83,8 @@ def narrows_from(
     if trace.agent is None:
         return None
     if row is None:
-        rulings = trace.snapshot.catalog.resolve(SkillRef(name)).rulings
-        # A tombstone hides what lies below, and may be lifted again.
-        sound = (ruling.candidate for ruling in rulings if ruling.candidate.standing is Standing.ACTIVE)
-        below = next(sound, None)
-        return lineage_of(below) if below else None
+        beneath = trace.snapshot.catalog.resolve(SkillRef(name)).beneath
+        return lineage_of(beneath) if beneath else None
     found = skill_defs.version(connection, trace.tenant, name, row.active_version or row.latest_version)
     return lineage_of(version_content(found).candidate) if found else None
 
@@ -129,10 +126,10 @@ def store_version(
     else:
         skill_defs.save(connection, trace.tenant, after)
     require("versions_per_skill", quotas.versions_per_skill, number)
-    # A rehearsal is rolled back; what it would only write to throw away is left out.
     contents = skill_defs.not_stored(connection, trace.tenant, made.contents)
     more = version.size + sum(map(len, contents.values()))
     require("bytes", quotas.bytes, tenants.add_bytes(connection, trace.tenant, more))
+    # A rehearsal is rolled back; what it would only write to throw away is left out.
     skill_defs.add_version(connection, trace.tenant, version, {} if trace.rehearses else contents)
     return after, version
 

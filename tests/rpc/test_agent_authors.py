@@ -101,6 +101,15 @@ def test_no_change_brings_a_wider_skill_into_effect(tenant: TestTenant, writer: 
     assert refused(writer, FORK, promote=True, etag=etag(writer), **wide).reason == "TOOLS_EXCEED_AGENT"
 
 
+def test_nothing_wider_is_prepared_beneath_a_tombstone(tenant: TestTenant, writer: Client) -> None:
+    tenant.author.call(FORK, name=NAME, source=source("ReadDocument"), promote=True)
+    writer.call("SkillDefService.SetSkillDisabled", name=NAME, disabled=True, etag=etag(writer))
+    error = refused(writer, "SkillDefService.RetireSkillDef", name=NAME, etag=etag(writer))
+    assert error.reason == "TOOLS_EXCEED_AGENT"
+    back = writer.call("SkillDefService.SetSkillDisabled", name=NAME, disabled=False, etag=etag(writer))
+    assert back.winner.origin == "tenant:v1"
+
+
 def test_a_tombstone_hides_no_bundled_skills_tools_from_the_check(tenant: TestTenant, writer: Client) -> None:
     disable = {"name": NAME, "disabled": True, "etag": "r0"}
     tenant.author.call("SkillDefService.SetSkillDisabled", **disable)

@@ -135,6 +135,8 @@ def test_a_rehearsal_is_refused_as_the_change_would_be_and_is_on_record(tenant: 
         validate_only=True,
     )
     assert error.reason == "VERSION_NOT_FOUND"
+    (event,) = tenant.author.call("AuditService.QueryAuditEvents", decision_id=error.metadata["decision_id"]).events
+    assert '"validate_only":true' in event.event_json
     rehearsed = promote(tenant.author, 1, validate_only=True)
     assert rehearsed.state.catalog_revision == revision
     # The revision that the next change will have must not be told before it is made.

@@ -1,6 +1,7 @@
 """Names under review: a version takes effect when a second author, or an operator, promotes it."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from substrate.sources.static import load_static
 from tests.servers import Cluster, RunningServer, TestTenant, running_server
 from tests.skills import refused, skill_md
 from tests.store.chain import events
+from tests.store.owner import connect, wait_until
 
 NAME = "reviewed/skill"
+WAITING = "SELECT count(*) > 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'UPDATE tenants%%'"
 PROMOTE = "SkillDefService.PromoteSkillDef"
 CONFIG = "bundles: []\nagents: {any: {}}\nname_modes:\n  - {pattern: 'reviewed/*', mode: review}\n"
 
@@ -123,6 +126,25 @@ def test_before_its_review_nobody_can_use_it(drafted: TestTenant) -> None:
     ):
         error = refused(client, "SkillService.InvokeSkill", agent=agent, name=name)
         assert error.reason == "VERSION_NOT_FOUND"
+
+
+def test_a_review_that_a_reload_brings_holds_for_a_promotion_that_waits(cluster: Cluster, tmp_path: Path) -> None:
+    config = tmp_path / "substrate.yaml"
+    config.write_text("bundles: []\nagents: {any: {}}\n")
+    with running_server(cluster, config=config) as server:
+        tenant = server.tenant()
+        source = skill_md("skill", "Ours.\n")
+        made = tenant.author.call("SkillDefService.CreateSkillDef", name=NAME, source=source, promote=False)
+        promote = {"name": NAME, "version": 1, "etag": made.skill_def.etag}
+        with ThreadPoolExecutor(1) as pool:
+            with connect(cluster) as owner, owner.transaction():
+                # As a writer holds it.
+                owner.execute("SELECT 1 FROM tenants WHERE tenant_id = %s FOR NO KEY UPDATE", [tenant.name])
+                waiting = pool.submit(refused, tenant.author, PROMOTE, **promote)
+                wait_until(cluster, WAITING)
+                config.write_text(CONFIG)
+                server.app.replace_static(load_static(config))
+            assert waiting.result().reason == "REVIEW_REQUIRED"
 
 
 def test_a_lock_that_a_reload_brings_suppresses_at_once(cluster: Cluster, tmp_path: Path) -> None:
