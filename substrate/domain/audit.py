@@ -4,6 +4,9 @@ The text of an event is compact JSON with the fields of `AuditEvent` under their
 stored and hashed byte for byte: SHA-256 over the previous hash, the sequence as 8 bytes (big-endian) and the text as
 UTF-8, in this order. The first event of a tenant has sequence 1 and a previous hash of 32 zero bytes. Bodies and raw
 arguments are never part of an event.
+
+What a decision was made from is named by digest and kept beside the events: the acting agent by `agent_sha256`, the
+static state by `static_digest` (under the platform's tenant). Each text is kept once, and hashes to the digest.
 """
 
 import hashlib
@@ -53,7 +56,13 @@ class Verb(Enum):
     LIST_AGENTS = "list_agents"
     TEST_ALLOWLIST = "test_allowlist"
     QUERY_AUDIT = "query_audit"
+    TAIL_AUDIT = "tail_audit"
+    GET_EVENT = "get_event"
     EXPLAIN = "explain"
+    WHO_CAN = "who_can"
+    GET_HISTORY = "get_history"
+    GET_USAGE = "get_usage"
+    VERIFY_AUDIT = "verify_audit"
     CREATE_TENANT = "create_tenant"
     LIST_TENANTS = "list_tenants"
     SUSPEND_TENANT = "suspend_tenant"
@@ -65,6 +74,9 @@ class Verb(Enum):
     ROTATE_KEY = "rotate_key"
     LIST_KEYS = "list_keys"
     AUTHENTICATE = "authenticate"
+    GAP = "gap"
+    LOAD_STATIC = "load_static"
+    RETENTION = "retention"
 
 
 class EventOutcome(Enum):
@@ -86,13 +98,25 @@ class DecidingEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptInput:
+    """A text that decisions were made from, and its SHA-256 in hex."""
+
+    sha256: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEvent:
     """One decision: who asked for what, how it was decided, and on which state.
 
     `time` is when the call arrived, in UTC. `requested` is the reference as the caller wrote it, `name` the bare name.
     `reason` is the error reason of a refusal. `candidates` holds a mapping of layer, state, version, digest and origin
-    for each. `admitted`, `left_out` and `entries_sha256` describe a list or a prepared run; `details` is what a change
-    changed. `decide_us` is the time from arrival to the decision, in microseconds.
+    for each; `pin` is the agent's pin that picked the version, `drafts` says whether one never promoted could be
+    reached. `caller_kind` is ``MODEL`` or ``USER``; `touched` counts the paths that the caller gave, of which
+    `touched_path` made the winner eligible. `agent_sha256` names the acting agent as it was, `arguments_hmac` the
+    arguments under a key of the tenant. `admitted`, `left_out` and `entries_sha256` describe a list or a prepared run;
+    `details` is what a change changed. `decide_us` is the time from arrival to the decision, in microseconds. `inputs`
+    are kept beside the event and are no part of its text.
     """
 
     id: str
@@ -123,6 +147,19 @@ class AuditEvent:
     details: dict[str, Any] | None = None
     server: str = ""
     decide_us: int | None = None
+    caller_kind: str = ""
+    pin: str = ""
+    drafts: bool = False
+    touched: int | None = None
+    touched_path: str = ""
+    agent_sha256: str = ""
+    arguments_hmac: str = ""
+    inputs: tuple[KeptInput, ...] = ()
+
+    @property
+    def shadowed(self) -> bool:
+        """Whether the winner shadows another candidate."""
+        return self.winner is not None and any(found["state"] == "SHADOWED" for found in self.candidates)
 
     def cancelled(self) -> "AuditEvent":
         """Return the event of the same call, whose caller went away before it was answered."""
@@ -147,6 +184,12 @@ class AuditEvent:
             "turn": self.turn,
             "requested": self.requested,
             "name": self.name,
+            "caller_kind": self.caller_kind,
+            "pin": self.pin,
+            "drafts": self.drafts,
+            "touched": self.touched,
+            "touched_path": self.touched_path,
+            "arguments_hmac": self.arguments_hmac,
             "reason": self.reason,
             "decision": decision
             and {
@@ -159,6 +202,7 @@ class AuditEvent:
             "winner": self.winner,
             "revision": self.revision,
             "allowlist_sha256": self.allowlist_sha256,
+            "agent_sha256": self.agent_sha256,
             "static_digest": self.static_digest,
             "filter": self.filter,
             "admitted": self.admitted,
@@ -168,7 +212,7 @@ class AuditEvent:
             "server": self.server,
             "decide_us": self.decide_us,
         }
-        return {name: value for name, value in fields.items() if value or value == 0}
+        return {name: value for name, value in fields.items() if value or (value == 0 and value is not False)}
 
     def text(self) -> str:
         """Return the event as the JSON text that is stored and hashed."""

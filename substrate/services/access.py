@@ -8,8 +8,9 @@ from substrate.domain.agents import Agent
 from substrate.domain.audit import deciding_entry
 from substrate.domain.errors import InvalidArgument, RoleRequired, SkillNotPermitted
 from substrate.domain.identity import Role
-from substrate.domain.names import SkillName, parse_agent_name
+from substrate.domain.names import SkillName, TenantId, parse_agent_name, parse_tenant_id
 from substrate.services.trace import Trace
+from substrate.store.tenants import no_tenant
 
 
 def require_role(trace: Trace, *roles: Role) -> None:
@@ -59,3 +60,30 @@ def gate(trace: Trace, name: SkillName) -> None:
             name=name,
             decision=decision.reason.value,
         )
+
+
+def subject_of(trace: Trace, named: str) -> TenantId:
+    """Return the tenant that a question about the audit is about: an operator must name it, others have their own.
+
+    Raises RoleRequired, InvalidArgument, InvalidName and TenantNotFound; whether an operator's tenant exists is not
+    looked at.
+    """
+    subject = subject_or_all(trace, named)
+    if subject is None:
+        raise InvalidArgument("tenant", "An operator must name the tenant.")
+    return subject
+
+
+def subject_or_all(trace: Trace, named: str) -> TenantId | None:
+    """As `subject_of`, but None for an operator who names no tenant and so asks about all."""
+    require_role(trace, Role.AUTHOR, Role.OPERATOR)
+    own = trace.principal.tenant
+    if trace.principal.role is not Role.OPERATOR:
+        if named and named != own:
+            raise no_tenant(parse_tenant_id(named))
+        return own
+    if not named:
+        return None
+    subject = parse_tenant_id(named)
+    trace.details = {**(trace.details or {}), "tenant": subject}
+    return subject

@@ -7,11 +7,10 @@ from datetime import datetime
 from substrate.domain.audit import EventOutcome, Verb, is_uuid
 from substrate.domain.errors import InvalidArgument, InvalidPageToken, RoleRequired
 from substrate.domain.explain import Explanation, explain
-from substrate.domain.identity import Role
-from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref, parse_tenant_id
+from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref
 from substrate.domain.patterns import parse_query_pattern
 from substrate.domain.tokens import read_page_token
-from substrate.services.access import acting_agent, gate, require_role
+from substrate.services.access import acting_agent, gate, subject_of
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
 from substrate.services.pages import Page, cut, page_limit
@@ -54,7 +53,7 @@ class Audit:
         """Return one page of a tenant's events, newest first unless asked otherwise."""
 
         def judge(trace: Trace) -> Page[StoredEvent]:
-            tenant = self._subject(trace, asked.tenant)
+            tenant = subject_of(trace, asked.tenant)
             limit = page_limit(page_size)
             wanted = _filter(trace, asked)
             trace.filter = _described(asked)
@@ -83,7 +82,7 @@ class Audit:
         """Explain what `name` resolves to now, and, with an `agent`, what its allowlist says of it."""
 
         def judge(trace: Trace) -> Explanation:
-            subject = self._subject(trace, tenant)
+            subject = subject_of(trace, tenant)
             ref = parse_skill_ref(name)
             trace.requested = name
             trace.name = ref.name
@@ -110,19 +109,6 @@ class Audit:
             return explanation
 
         return self._decisions.settle(call, Verb.EXPLAIN, judge, required=False)
-
-    def _subject(self, trace: Trace, named: str) -> TenantId:
-        """Return the tenant that the call is about: an operator must name one, others have their own."""
-        require_role(trace, Role.AUTHOR, Role.OPERATOR)
-        own = trace.principal.tenant
-        if trace.principal.role is not Role.OPERATOR:
-            if named and named != own:
-                raise no_tenant(parse_tenant_id(named))
-            return own
-        if not named:
-            raise InvalidArgument("tenant", "An operator must name the tenant.")
-        trace.details = {"tenant": parse_tenant_id(named)}
-        return parse_tenant_id(named)
 
 
 def _weight(event: StoredEvent) -> int:

@@ -46,6 +46,8 @@ _COLUMNS = (
     ("previous_hash", "bytea"),
     ("hash", "bytea"),
     ("event", "text"),
+    ("reason", "text"),
+    ("shadowed", "boolean"),
 )
 _NAMES = ", ".join(name for name, _ in _COLUMNS)
 _TYPED = ", ".join(" ".join(column) for column in _COLUMNS)
@@ -134,6 +136,8 @@ def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:
         "previous_hash": previous,
         "hash": chain_hash(previous, sequence, text),
         "event": text,
+        "reason": event.reason,
+        "shadowed": event.shadowed,
     }
 
 

@@ -73,6 +73,13 @@ tenants = Table(
     Column("stored_bytes", BigInteger, nullable=False, server_default=text("0")),
     _time("writes_minute", nullable=True),
     Column("writes_counted", Integer, nullable=False, server_default=text("0")),
+    # Two random ids hold 244 random bits; the database needs no extension for them.
+    Column(
+        "arguments_key",
+        LargeBinary,
+        nullable=False,
+        server_default=text("sha256((((gen_random_uuid())::text || (gen_random_uuid())::text))::bytea)"),
+    ),
     comment="Tenants, and the catalog revision that every write of a tenant bumps first.",
 )
 
@@ -241,13 +248,42 @@ audit_events = Table(
     Column("previous_hash", LargeBinary, nullable=False),
     Column("hash", LargeBinary, nullable=False),
     Column("event", Text, nullable=False),
+    Column("reason", Text, nullable=False, server_default=text("''")),
+    Column("shadowed", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("tenant_id", "occurred_at", "event_id"),
     ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
     Index(None, "tenant_id", "sequence"),
-    Index(None, "tenant_id", "event_id"),
+    Index(None, "event_id"),
+    Index(None, "call_id"),
+    Index(None, "txid", "tenant_id", "sequence"),
     Index(None, "tenant_id", "name", "sequence"),
     Index(None, "tenant_id", "agent", "sequence"),
     Index(None, "tenant_id", "actor", "sequence"),
     postgresql_partition_by="RANGE (occurred_at)",
     comment="Append-only events, hash-chained per tenant; `event` is the text that is hashed.",
+)
+
+audit_inputs = Table(
+    "audit_inputs",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("sha256", Text, primary_key=True),
+    Column("content", Text, nullable=False),
+    Column("kept_at", DateTime(timezone=True), nullable=False, server_default=text("now()")),
+    ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
+    comment="What decisions were made from, by the SHA-256 that their events name.",
+)
+
+audit_starts = Table(
+    "audit_starts",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("stragglers", JSON, nullable=False),
+    Column("dropped", ARRAY(Text), nullable=False),
+    _time("created_at"),
+    ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
+    comment="The last event of the months dropped of a chain, which begins after it; `stragglers` are earlier events "
+    "still there.",
 )

@@ -57,12 +57,16 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         "chain_heads": {"SELECT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
+        "audit_inputs": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
+        "audit_starts": {"SELECT": EVERY_COLUMN},
     },
     "substrate_audit": {
         "deployment": {"SELECT": EVERY_COLUMN},
         "tenants": {"SELECT": ("catalog_revision", "tenant_id")},
         "chain_heads": {"SELECT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"INSERT": EVERY_COLUMN},
+        "audit_inputs": {"INSERT": EVERY_COLUMN},
+        "audit_starts": {"SELECT": EVERY_COLUMN},
     },
     "substrate_operator": {
         "deployment": {"SELECT": EVERY_COLUMN},
@@ -80,6 +84,8 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         },
         "chain_heads": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
+        "audit_inputs": {"SELECT": EVERY_COLUMN, "INSERT": EVERY_COLUMN},
+        "audit_starts": {"SELECT": EVERY_COLUMN},
     },
 }
 

@@ -50,6 +50,122 @@ OUTCOME_CANCELLED: Outcome.ValueType  # 3
 """The caller went away, or its deadline passed, before the answer was ready."""
 Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
+class _ChangeKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ChangeKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CHANGE_KIND_UNSPECIFIED: _ChangeKind.ValueType  # 0
+    """Refused in requests; never sent."""
+    CHANGE_KIND_SET_ALLOWLIST: _ChangeKind.ValueType  # 1
+    """The agent's allowlist becomes `entries`."""
+    CHANGE_KIND_ADD_ENTRY: _ChangeKind.ValueType  # 2
+    """`entry` is inserted into the agent's allowlist before the entry that stands at `index`."""
+    CHANGE_KIND_RETIRE: _ChangeKind.ValueType  # 3
+    """The tenant's SkillDef is retired."""
+    CHANGE_KIND_UNRETIRE: _ChangeKind.ValueType  # 4
+    """The tenant's SkillDef is no longer retired."""
+    CHANGE_KIND_PROMOTE: _ChangeKind.ValueType  # 5
+    """`version` of the tenant's SkillDef is promoted."""
+    CHANGE_KIND_DISABLE: _ChangeKind.ValueType  # 6
+    """The tenant disables the name."""
+    CHANGE_KIND_ENABLE: _ChangeKind.ValueType  # 7
+    """The tenant enables the name again."""
+    CHANGE_KIND_LOCK: _ChangeKind.ValueType  # 8
+    """Operators lock the name."""
+    CHANGE_KIND_UNLOCK: _ChangeKind.ValueType  # 9
+    """Operators open the name."""
+    CHANGE_KIND_QUALIFY: _ChangeKind.ValueType  # 10
+    """The name is asked for with the qualifier `qualifier`."""
+
+class ChangeKind(_ChangeKind, metaclass=_ChangeKindEnumTypeWrapper):
+    """ChangeKind is what can be changed to get another answer."""
+
+CHANGE_KIND_UNSPECIFIED: ChangeKind.ValueType  # 0
+"""Refused in requests; never sent."""
+CHANGE_KIND_SET_ALLOWLIST: ChangeKind.ValueType  # 1
+"""The agent's allowlist becomes `entries`."""
+CHANGE_KIND_ADD_ENTRY: ChangeKind.ValueType  # 2
+"""`entry` is inserted into the agent's allowlist before the entry that stands at `index`."""
+CHANGE_KIND_RETIRE: ChangeKind.ValueType  # 3
+"""The tenant's SkillDef is retired."""
+CHANGE_KIND_UNRETIRE: ChangeKind.ValueType  # 4
+"""The tenant's SkillDef is no longer retired."""
+CHANGE_KIND_PROMOTE: ChangeKind.ValueType  # 5
+"""`version` of the tenant's SkillDef is promoted."""
+CHANGE_KIND_DISABLE: ChangeKind.ValueType  # 6
+"""The tenant disables the name."""
+CHANGE_KIND_ENABLE: ChangeKind.ValueType  # 7
+"""The tenant enables the name again."""
+CHANGE_KIND_LOCK: ChangeKind.ValueType  # 8
+"""Operators lock the name."""
+CHANGE_KIND_UNLOCK: ChangeKind.ValueType  # 9
+"""Operators open the name."""
+CHANGE_KIND_QUALIFY: ChangeKind.ValueType  # 10
+"""The name is asked for with the qualifier `qualifier`."""
+Global___ChangeKind: _TypeAlias = ChangeKind  # noqa: Y015
+
+class _Cause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Cause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAUSE_UNSPECIFIED: _Cause.ValueType  # 0
+    """It can be invoked."""
+    CAUSE_UNLISTED: _Cause.ValueType  # 1
+    """No entry of the agent's allowlist matches, and it has one that allows."""
+    CAUSE_DENIED: _Cause.ValueType  # 2
+    """An entry of the agent's allowlist denies."""
+    CAUSE_ABSENT: _Cause.ValueType  # 3
+    """No layer has it, or not with this qualifier or pin."""
+    CAUSE_DRAFT: _Cause.ValueType  # 4
+    """No version of it has been promoted."""
+    CAUSE_RETIRED: _Cause.ValueType  # 5
+    """It is retired, and no lower layer has it."""
+    CAUSE_DISABLED: _Cause.ValueType  # 6
+    """The tenant has disabled the name."""
+    CAUSE_QUARANTINED: _Cause.ValueType  # 7
+    """What decides it cannot be read or is invalid."""
+    CAUSE_LOCKED: _Cause.ValueType  # 8
+    """The name is locked, and no static layer has it."""
+    CAUSE_INELIGIBLE: _Cause.ValueType  # 9
+    """It is for other paths than the caller touches."""
+    CAUSE_TOOLS_EXCEED: _Cause.ValueType  # 10
+    """It uses tools that the agent does not have."""
+    CAUSE_CALLER_EXCLUDED: _Cause.ValueType  # 11
+    """It is not for this kind of caller."""
+
+class Cause(_Cause, metaclass=_CauseEnumTypeWrapper):
+    """Cause says in one word why a name cannot be invoked."""
+
+CAUSE_UNSPECIFIED: Cause.ValueType  # 0
+"""It can be invoked."""
+CAUSE_UNLISTED: Cause.ValueType  # 1
+"""No entry of the agent's allowlist matches, and it has one that allows."""
+CAUSE_DENIED: Cause.ValueType  # 2
+"""An entry of the agent's allowlist denies."""
+CAUSE_ABSENT: Cause.ValueType  # 3
+"""No layer has it, or not with this qualifier or pin."""
+CAUSE_DRAFT: Cause.ValueType  # 4
+"""No version of it has been promoted."""
+CAUSE_RETIRED: Cause.ValueType  # 5
+"""It is retired, and no lower layer has it."""
+CAUSE_DISABLED: Cause.ValueType  # 6
+"""The tenant has disabled the name."""
+CAUSE_QUARANTINED: Cause.ValueType  # 7
+"""What decides it cannot be read or is invalid."""
+CAUSE_LOCKED: Cause.ValueType  # 8
+"""The name is locked, and no static layer has it."""
+CAUSE_INELIGIBLE: Cause.ValueType  # 9
+"""It is for other paths than the caller touches."""
+CAUSE_TOOLS_EXCEED: Cause.ValueType  # 10
+"""It uses tools that the agent does not have."""
+CAUSE_CALLER_EXCLUDED: Cause.ValueType  # 11
+"""It is not for this kind of caller."""
+Global___Cause: _TypeAlias = Cause  # noqa: Y015
+
 @_typing.final
 class AuditEvent(_message.Message):
     """AuditEvent records one call and what it was decided from. It holds no bodies and no arguments."""
@@ -87,6 +203,13 @@ class AuditEvent(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     PREVIOUS_HASH_FIELD_NUMBER: _builtins.int
     EVENT_JSON_FIELD_NUMBER: _builtins.int
+    CALLER_KIND_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
+    TOUCHED_COUNT_FIELD_NUMBER: _builtins.int
+    TOUCHED_PATH_FIELD_NUMBER: _builtins.int
+    AGENT_SHA256_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_HMAC_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """The event's id, a UUIDv7 as text: the `decision_id` of the answer."""
     tenant: _builtins.str
@@ -108,10 +231,10 @@ class AuditEvent(_message.Message):
     agent: _builtins.str
     """The agent that the call acted for; empty when it named none."""
     verb: _builtins.str
-    """What the caller wanted: `prepare`, `list`, `invoke`, `read_file`, `list_catalog`, `list_skill_defs`, `create`, `get`,
-    `promote`, `retire`, `unretire`, `disable`, `enable`, `put_agent`, `get_agent`, `list_agents`, `test_allowlist`,
-    `query_audit`, `explain`, `create_tenant`, `list_tenants`, `issue_key`, `revoke_key` or `list_keys`; others may
-    come. CallSkillTool is recorded as what the model asked for.
+    """What the caller wanted, such as `invoke`, `list`, `promote` or `put_agent`; CallSkillTool is recorded as what the
+    model asked for. The server itself writes `authenticate` (calls that proved nothing, with their number), `gap`
+    (events that were lost), `load_static` (bundles and configuration that it serves from now on) and `retention`
+    (months that were dropped). Others may come.
     """
     requested_name: _builtins.str
     """The skill's name as the caller wrote it, qualifier included; empty when the call is about no single skill."""
@@ -147,6 +270,20 @@ class AuditEvent(_message.Message):
     """`hash` of the event before it; 64 zeros for the first."""
     event_json: _builtins.str
     """The event's stored text, a JSON object, byte for byte as hashed."""
+    caller_kind: _catalog_pb2.CallerKind.ValueType
+    """On whose initiative the skill was asked for; unspecified where that plays no part."""
+    pin: _builtins.str
+    """The pin of the agent that picked the version, such as `v3` or a label; empty when none did."""
+    touched_count: _builtins.int
+    """Number of touched paths that the caller gave."""
+    touched_path: _builtins.str
+    """The first of them that makes the winner eligible; empty when none does or none need be."""
+    agent_sha256: _builtins.str
+    """Digest of the agent as it decides: name, origin, tools, allowlist and pins. What it stands for is kept."""
+    arguments_hmac: _builtins.str
+    """HMAC-SHA-256, in hex, of the arguments under a key of the tenant; empty when there were none."""
+    drafts: _builtins.bool
+    """Whether a version that was never promoted could be reached."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When the call arrived, by the server's clock."""
@@ -197,10 +334,17 @@ class AuditEvent(_message.Message):
         hash: _builtins.str = ...,
         previous_hash: _builtins.str = ...,
         event_json: _builtins.str = ...,
+        caller_kind: _catalog_pb2.CallerKind.ValueType = ...,
+        pin: _builtins.str = ...,
+        touched_count: _builtins.int = ...,
+        touched_path: _builtins.str = ...,
+        agent_sha256: _builtins.str = ...,
+        arguments_hmac: _builtins.str = ...,
+        drafts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "decision", b"decision", "time", b"time", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "actor", b"actor", "admitted_count", b"admitted_count", "agent", b"agent", "allowlist_sha256", b"allowlist_sha256", "call_id", b"call_id", "candidates", b"candidates", "catalog_revision", b"catalog_revision", "decision", b"decision", "duration_us", b"duration_us", "entries_sha256", b"entries_sha256", "event_json", b"event_json", "filter", b"filter", "hash", b"hash", "id", b"id", "key_id", b"key_id", "left_out_count", b"left_out_count", "name", b"name", "outcome", b"outcome", "previous_hash", b"previous_hash", "reason", b"reason", "requested_name", b"requested_name", "role", b"role", "run_id", b"run_id", "sequence", b"sequence", "server", b"server", "static_digest", b"static_digest", "tenant", b"tenant", "time", b"time", "turn", b"turn", "verb", b"verb", "winner", b"winner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "actor", b"actor", "admitted_count", b"admitted_count", "agent", b"agent", "agent_sha256", b"agent_sha256", "allowlist_sha256", b"allowlist_sha256", "arguments_hmac", b"arguments_hmac", "call_id", b"call_id", "caller_kind", b"caller_kind", "candidates", b"candidates", "catalog_revision", b"catalog_revision", "decision", b"decision", "drafts", b"drafts", "duration_us", b"duration_us", "entries_sha256", b"entries_sha256", "event_json", b"event_json", "filter", b"filter", "hash", b"hash", "id", b"id", "key_id", b"key_id", "left_out_count", b"left_out_count", "name", b"name", "outcome", b"outcome", "pin", b"pin", "previous_hash", b"previous_hash", "reason", b"reason", "requested_name", b"requested_name", "role", b"role", "run_id", b"run_id", "sequence", b"sequence", "server", b"server", "static_digest", b"static_digest", "tenant", b"tenant", "time", b"time", "touched_count", b"touched_count", "touched_path", b"touched_path", "turn", b"turn", "verb", b"verb", "winner", b"winner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision: _TypeAlias = _typing.Literal["decision"]  # noqa: Y015
     _WhichOneofArgType__decision: _TypeAlias = _typing.Literal["_decision", b"_decision"]  # noqa: Y015
@@ -226,8 +370,15 @@ class QueryAuditEventsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     OLDEST_FIRST_FIELD_NUMBER: _builtins.int
+    WINNER_LAYER_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHADOWED_ONLY_FIELD_NUMBER: _builtins.int
+    DENIED_ONLY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """The tenant whose log to read. Operators must name it; others may leave it empty."""
+    """The tenant whose log to read; empty for an author's own, and for those of all tenants for an operator."""
     agent: _builtins.str
     """Only events of this agent, defined or not."""
     pattern: _builtins.str
@@ -246,6 +397,20 @@ class QueryAuditEventsRequest(_message.Message):
     """`next_page_token` of the page before; empty for the first page."""
     oldest_first: _builtins.bool
     """Whether to begin with the oldest event; false when absent."""
+    winner_layer: _catalog_pb2.Layer.ValueType
+    """Only events whose winner is of this layer."""
+    actor: _builtins.str
+    """Only events of this actor, as `AuditEvent.actor` spells it."""
+    version: _builtins.int
+    """Only events whose winner is this version of a SkillDef; 0 for any."""
+    shadowed_only: _builtins.bool
+    """Only events in which a candidate was shadowed by the winner."""
+    denied_only: _builtins.bool
+    """Only events that the agent's allowlist denied."""
+    reason: _builtins.str
+    """Only events with this reason of refusal, such as `SKILL_QUARANTINED`."""
+    arguments: _builtins.str
+    """Only events of calls with exactly these arguments, at most 65,536 characters. They are compared by their HMAC."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Only events at this time or later."""
@@ -269,10 +434,17 @@ class QueryAuditEventsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         oldest_first: _builtins.bool = ...,
+        winner_layer: _catalog_pb2.Layer.ValueType = ...,
+        actor: _builtins.str = ...,
+        version: _builtins.int = ...,
+        shadowed_only: _builtins.bool = ...,
+        denied_only: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        arguments: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "call_id", b"call_id", "decision_id", b"decision_id", "oldest_first", b"oldest_first", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "pattern", b"pattern", "since", b"since", "tenant", b"tenant", "until", b"until", "verb", b"verb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "agent", b"agent", "arguments", b"arguments", "call_id", b"call_id", "decision_id", b"decision_id", "denied_only", b"denied_only", "oldest_first", b"oldest_first", "outcome", b"outcome", "page_size", b"page_size", "page_token", b"page_token", "pattern", b"pattern", "reason", b"reason", "shadowed_only", b"shadowed_only", "since", b"since", "tenant", b"tenant", "until", b"until", "verb", b"verb", "version", b"version", "winner_layer", b"winner_layer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,6 +483,172 @@ class QueryAuditEventsResponse(_message.Message):
 Global___QueryAuditEventsResponse: _TypeAlias = QueryAuditEventsResponse  # noqa: Y015
 
 @_typing.final
+class TailAuditEventsRequest(_message.Message):
+    """TailAuditEventsRequest selects what to follow. Conditions that are left empty hold for every event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    WINNER_LAYER_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHADOWED_ONLY_FIELD_NUMBER: _builtins.int
+    DENIED_ONLY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant whose log to follow; empty for an author's own, and for those of all tenants for an operator."""
+    agent: _builtins.str
+    """Only events of this agent, defined or not."""
+    pattern: _builtins.str
+    """Only events whose `name` this pattern matches, without a sign; a skill's name matches itself."""
+    verb: _builtins.str
+    """Only events of this verb, such as `invoke`."""
+    outcome: Global___Outcome.ValueType
+    """Only events with this outcome."""
+    position: _builtins.str
+    """Begin after this position, as a message of an earlier stream with the same conditions named it."""
+    call_id: _builtins.str
+    """Only events of the call with this id."""
+    winner_layer: _catalog_pb2.Layer.ValueType
+    """Only events whose winner is of this layer."""
+    actor: _builtins.str
+    """Only events of this actor, as `AuditEvent.actor` spells it."""
+    version: _builtins.int
+    """Only events whose winner is this version of a SkillDef; 0 for any."""
+    shadowed_only: _builtins.bool
+    """Only events in which a candidate was shadowed by the winner."""
+    denied_only: _builtins.bool
+    """Only events that the agent's allowlist denied."""
+    reason: _builtins.str
+    """Only events with this reason of refusal, such as `SKILL_QUARANTINED`."""
+    arguments: _builtins.str
+    """Only events of calls with exactly these arguments, at most 65,536 characters. They are compared by their HMAC."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Begin with events at this time or later; without it and without a position, with what is written from now on."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        pattern: _builtins.str = ...,
+        verb: _builtins.str = ...,
+        outcome: Global___Outcome.ValueType = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        position: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        winner_layer: _catalog_pb2.Layer.ValueType = ...,
+        actor: _builtins.str = ...,
+        version: _builtins.int = ...,
+        shadowed_only: _builtins.bool = ...,
+        denied_only: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "agent", b"agent", "arguments", b"arguments", "call_id", b"call_id", "denied_only", b"denied_only", "outcome", b"outcome", "pattern", b"pattern", "position", b"position", "reason", b"reason", "shadowed_only", b"shadowed_only", "since", b"since", "tenant", b"tenant", "verb", b"verb", "version", b"version", "winner_layer", b"winner_layer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailAuditEventsRequest: _TypeAlias = TailAuditEventsRequest  # noqa: Y015
+
+@_typing.final
+class TailAuditEventsResponse(_message.Message):
+    """TailAuditEventsResponse brings events, or only a position when there are none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    position: _builtins.str
+    """Where a later stream goes on after what this and all earlier messages brought. Opaque."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text; the same in every message."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEvent]:
+        """The next events, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___AuditEvent] | None = ...,
+        position: _builtins.str = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "events", b"events", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TailAuditEventsResponse: _TypeAlias = TailAuditEventsResponse  # noqa: Y015
+
+@_typing.final
+class GetAuditEventRequest(_message.Message):
+    """GetAuditEventRequest names an event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant in whose log it stands; empty for an author's own, and for any tenant's for an operator."""
+    id: _builtins.str
+    """The event's id: the `decision_id` of the answer, or of the error."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuditEventRequest: _TypeAlias = GetAuditEventRequest  # noqa: Y015
+
+@_typing.final
+class GetAuditEventResponse(_message.Message):
+    """GetAuditEventResponse is the event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENT_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def event(self) -> Global___AuditEvent:
+        """The event."""
+
+    def __init__(
+        self,
+        *,
+        event: Global___AuditEvent | None = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "event", b"event"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuditEventResponse: _TypeAlias = GetAuditEventResponse  # noqa: Y015
+
+@_typing.final
 class ExplainResolutionRequest(_message.Message):
     """ExplainResolutionRequest names what to explain."""
 
@@ -319,28 +657,166 @@ class ExplainResolutionRequest(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    CALLER_KIND_FIELD_NUMBER: _builtins.int
+    TOUCHED_PATHS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
-    """The tenant to explain for. Operators must name it; others may leave it empty."""
+    """The tenant to explain for. Operators must name it, unless they give a `recorded` event; others may leave it empty."""
     name: _builtins.str
-    """The skill's name, with a qualifier where that is the question, as in InvokeSkillRequest."""
+    """The skill's name, with a qualifier where that is the question, as in InvokeSkillRequest. Empty with `recorded`."""
     agent: _builtins.str
     """The agent whose allowlist and tools to consider; empty to explain the name alone. A key that is bound to an agent
-    always asks for that one, and a name outside its allowlist is SKILL_NOT_PERMITTED.
+    always asks for that one, and a name outside its allowlist is SKILL_NOT_PERMITTED. Empty with `recorded`.
     """
+    recorded: _builtins.str
+    """Id of an audit event about one skill: its decision is made again from the inputs that were kept, and compared both
+    with what was recorded and with what would be decided now.
+    """
+    caller_kind: _catalog_pb2.CallerKind.ValueType
+    """On whose initiative the skill is asked for. Not with `recorded`."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """Changes that are supposed, one after the other, before the question is answered; at most 16. Not with `recorded`."""
+
+    @_builtins.property
+    def touched_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths that the caller touches, as in InvokeSkillRequest. Not with `recorded`."""
+
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
         name: _builtins.str = ...,
         agent: _builtins.str = ...,
+        recorded: _builtins.str = ...,
+        changes: _abc.Iterable[Global___Change] | None = ...,
+        caller_kind: _catalog_pb2.CallerKind.ValueType = ...,
+        touched_paths: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "name", b"name", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "caller_kind", b"caller_kind", "changes", b"changes", "name", b"name", "recorded", b"recorded", "tenant", b"tenant", "touched_paths", b"touched_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResolutionRequest: _TypeAlias = ExplainResolutionRequest  # noqa: Y015
+
+@_typing.final
+class Change(_message.Message):
+    """Change is one change of a tenant's skills, of an agent or of the question."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    QUALIFIER_FIELD_NUMBER: _builtins.int
+    kind: Global___ChangeKind.ValueType
+    """What is changed."""
+    entry: _builtins.str
+    """An entry with its sign, for ADD_ENTRY."""
+    index: _builtins.int
+    """Where it is inserted, from 0, for ADD_ENTRY."""
+    version: _builtins.int
+    """A version of the SkillDef, from 1, for PROMOTE."""
+    qualifier: _builtins.str
+    """`bundle`, `inline` or a version such as `v3`, for QUALIFY."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The whole allowlist, for SET_ALLOWLIST."""
+
+    def __init__(
+        self,
+        *,
+        kind: Global___ChangeKind.ValueType = ...,
+        entries: _abc.Iterable[_builtins.str] | None = ...,
+        entry: _builtins.str = ...,
+        index: _builtins.int = ...,
+        version: _builtins.int = ...,
+        qualifier: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "entry", b"entry", "index", b"index", "kind", b"kind", "qualifier", b"qualifier", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Change: _TypeAlias = Change  # noqa: Y015
+
+@_typing.final
+class Difference(_message.Message):
+    """Difference is one way in which the winner is not what it shadows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    WINNER_FIELD_NUMBER: _builtins.int
+    LOSER_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """What differs, such as `description`, `allowed-tools`, `body` or `files`."""
+    winner: _builtins.str
+    """How it is in the winner; of a body and of files only how much."""
+    loser: _builtins.str
+    """How it is in the candidate that is shadowed first."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        winner: _builtins.str = ...,
+        loser: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "loser", b"loser", "winner", b"winner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Difference: _TypeAlias = Difference  # noqa: Y015
+
+@_typing.final
+class Flip(_message.Message):
+    """Flip is a change that would lead to another answer; it has been applied to a copy of the state, and decided again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    WOULD_SUCCEED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    WINNER_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What to do, for people, with a command where there is one."""
+    would_succeed: _builtins.bool
+    """Whether the skill could then be invoked."""
+    reason: _builtins.str
+    """The reason why not, spelt as in `google.rpc.ErrorInfo`; empty when it could."""
+    @_builtins.property
+    def change(self) -> Global___Change:
+        """The change."""
+
+    @_builtins.property
+    def winner(self) -> _catalog_pb2.Candidate:
+        """What the name would then stand for; absent when it would stand for nothing."""
+
+    def __init__(
+        self,
+        *,
+        change: Global___Change | None = ...,
+        text: _builtins.str = ...,
+        would_succeed: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        winner: _catalog_pb2.Candidate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "winner", b"winner"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "reason", b"reason", "text", b"text", "winner", b"winner", "would_succeed", b"would_succeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Flip: _TypeAlias = Flip  # noqa: Y015
 
 @_typing.final
 class ExplainResolutionResponse(_message.Message):
@@ -357,22 +833,35 @@ class ExplainResolutionResponse(_message.Message):
     WOULD_SUCCEED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DIFFERENCES_FIELD_NUMBER: _builtins.int
+    FLIPS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
     DECISION_ID_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    REPLAY_PROBLEMS_FIELD_NUMBER: _builtins.int
+    CHANGED_SINCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name without its qualifier."""
     mode: _catalog_pb2.NameMode.ValueType
     """What the tenant may do with the name."""
     would_succeed: _builtins.bool
-    """Whether InvokeSkill would succeed at this moment for a model that touches no paths. Without an agent, as for an
+    """Whether InvokeSkill would succeed for this kind of caller that touches these paths. Without an agent, as for an
     agent that is neither denied anything nor restricted in its tools.
     """
     reason: _builtins.str
     """The reason with which it would fail, spelt as in `google.rpc.ErrorInfo`; empty when it would succeed."""
     text: _builtins.str
     """The whole explanation as text for people, in several lines."""
+    cause: Global___Cause.ValueType
+    """Why it cannot be invoked, in one word."""
     decision_id: _builtins.str
     """Id of the audit event that records this call, a UUIDv7 as text."""
+    replays: _builtins.bool
+    """Whether the recorded decision, made again from the inputs that were kept, is the one that was recorded; false when
+    an input is no longer there, which `replay_problems` says.
+    """
     @_builtins.property
     def winner(self) -> _catalog_pb2.Candidate:
         """The candidate that the name, with its qualifier if any, stands for; absent when it stands for nothing."""
@@ -390,8 +879,28 @@ class ExplainResolutionResponse(_message.Message):
         """What the allowlist decides; absent when no agent was named."""
 
     @_builtins.property
+    def differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Difference]:
+        """What differs between the winner and the candidate that it shadows first; empty when it shadows none."""
+
+    @_builtins.property
+    def flips(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flip]:
+        """Changes that would lead to another answer; empty with `recorded`."""
+
+    @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
-        """The state that the answer was computed from."""
+        """The state that the answer was computed from; for a recorded event, the state now."""
+
+    @_builtins.property
+    def recorded(self) -> Global___AuditEvent:
+        """The event that was explained; absent without `recorded`."""
+
+    @_builtins.property
+    def replay_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """How the decision made again differs from the recorded one, or which inputs are missing."""
+
+    @_builtins.property
+    def changed_since(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What has changed since the recorded event that matters to it, a sentence each."""
 
     def __init__(
         self,
@@ -405,12 +914,19 @@ class ExplainResolutionResponse(_message.Message):
         would_succeed: _builtins.bool = ...,
         reason: _builtins.str = ...,
         text: _builtins.str = ...,
+        cause: Global___Cause.ValueType = ...,
+        differences: _abc.Iterable[Global___Difference] | None = ...,
+        flips: _abc.Iterable[Global___Flip] | None = ...,
         state: _catalog_pb2.CatalogState | None = ...,
+        recorded: Global___AuditEvent | None = ...,
         decision_id: _builtins.str = ...,
+        replays: _builtins.bool = ...,
+        replay_problems: _abc.Iterable[_builtins.str] | None = ...,
+        changed_since: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "decision", b"decision", "state", b"state", "winner", b"winner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "decision", b"decision", "recorded", b"recorded", "state", b"state", "winner", b"winner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "candidates", b"candidates", "decision", b"decision", "decision_id", b"decision_id", "mode", b"mode", "name", b"name", "reason", b"reason", "state", b"state", "text", b"text", "trials", b"trials", "winner", b"winner", "would_succeed", b"would_succeed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "candidates", b"candidates", "cause", b"cause", "changed_since", b"changed_since", "decision", b"decision", "decision_id", b"decision_id", "differences", b"differences", "flips", b"flips", "mode", b"mode", "name", b"name", "reason", b"reason", "recorded", b"recorded", "replay_problems", b"replay_problems", "replays", b"replays", "state", b"state", "text", b"text", "trials", b"trials", "winner", b"winner", "would_succeed", b"would_succeed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decision: _TypeAlias = _typing.Literal["decision"]  # noqa: Y015
     _WhichOneofArgType__decision: _TypeAlias = _typing.Literal["_decision", b"_decision"]  # noqa: Y015
@@ -455,3 +971,531 @@ class EntryTrial(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EntryTrial: _TypeAlias = EntryTrial  # noqa: Y015
+
+@_typing.final
+class WhoCanRequest(_message.Message):
+    """WhoCanRequest names a skill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant to look into; empty for an author's own, and for all tenants for an operator."""
+    name: _builtins.str
+    """The skill's name, without qualifier."""
+    page_size: _builtins.int
+    """Largest number of agents in the answer; 0 means 100, more than 1,000 counts as 1,000."""
+    page_token: _builtins.str
+    """`next_page_token` of the page before; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        name: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "page_size", b"page_size", "page_token", b"page_token", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoCanRequest: _TypeAlias = WhoCanRequest  # noqa: Y015
+
+@_typing.final
+class WhoCanResponse(_message.Message):
+    """WhoCanResponse is one page of agents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Where the next page begins; empty on the last page. A page may be short, or empty, and not be the last."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentAccess]:
+        """The agents by tenant and name, those that can do nothing with the skill included."""
+
+    def __init__(
+        self,
+        *,
+        agents: _abc.Iterable[Global___AgentAccess] | None = ...,
+        next_page_token: _builtins.str = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "decision_id", b"decision_id", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoCanResponse: _TypeAlias = WhoCanResponse  # noqa: Y015
+
+@_typing.final
+class AgentAccess(_message.Message):
+    """AgentAccess is what one agent can do with a skill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    CAN_LIST_FIELD_NUMBER: _builtins.int
+    CAN_INVOKE_FIELD_NUMBER: _builtins.int
+    CAN_AUTHOR_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The agent's tenant."""
+    agent: _builtins.str
+    """The agent's name."""
+    origin: _builtins.str
+    """Where the agent is defined."""
+    can_list: _builtins.bool
+    """Whether the skill is in the agent's lists, for a model that touches no paths."""
+    can_invoke: _builtins.bool
+    """Whether the agent can invoke it, for a model that touches no paths."""
+    can_author: _builtins.bool
+    """Whether a key that is bound to the agent can author it: its allowlist admits the name, the name is not locked, and
+    there is such a key with the role AUTHOR.
+    """
+    reason: _builtins.str
+    """The reason why it cannot be invoked, spelt as in `google.rpc.ErrorInfo`; empty when it can."""
+    text: _builtins.str
+    """A sentence for people."""
+    @_builtins.property
+    def decision(self) -> _catalog_pb2.Decision:
+        """What the agent's allowlist decides, and by which entry."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        origin: _builtins.str = ...,
+        can_list: _builtins.bool = ...,
+        can_invoke: _builtins.bool = ...,
+        can_author: _builtins.bool = ...,
+        decision: _catalog_pb2.Decision | None = ...,
+        reason: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "can_author", b"can_author", "can_invoke", b"can_invoke", "can_list", b"can_list", "decision", b"decision", "origin", b"origin", "reason", b"reason", "tenant", b"tenant", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentAccess: _TypeAlias = AgentAccess  # noqa: Y015
+
+@_typing.final
+class GetSkillHistoryRequest(_message.Message):
+    """GetSkillHistoryRequest names a skill."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant whose history to read. Operators must name it; others may leave it empty."""
+    name: _builtins.str
+    """The skill's name, without qualifier."""
+    page_size: _builtins.int
+    """Largest number of changes in the answer; 0 means 100, more than 1,000 counts as 1,000."""
+    page_token: _builtins.str
+    """`next_page_token` of the page before; empty for the first page."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only changes at this time or later."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        name: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "page_size", b"page_size", "page_token", b"page_token", "since", b"since", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSkillHistoryRequest: _TypeAlias = GetSkillHistoryRequest  # noqa: Y015
+
+@_typing.final
+class GetSkillHistoryResponse(_message.Message):
+    """GetSkillHistoryResponse is one page of changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Where the next page begins; empty on the last page."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkillChange]:
+        """The changes, the newest first."""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___SkillChange] | None = ...,
+        next_page_token: _builtins.str = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "decision_id", b"decision_id", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSkillHistoryResponse: _TypeAlias = GetSkillHistoryResponse  # noqa: Y015
+
+@_typing.final
+class SkillChange(_message.Message):
+    """SkillChange is one change of what a name stands for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    VERB_FIELD_NUMBER: _builtins.int
+    ACTOR_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    verb: _builtins.str
+    """What was done: a verb as in AuditEvent; `load_static` for new bundles or configuration."""
+    actor: _builtins.str
+    """Who did it, as in AuditEvent."""
+    event_id: _builtins.str
+    """Id of the audit event that records the change."""
+    cause: Global___Cause.ValueType
+    """Why it stands for nothing since, in one word."""
+    text: _builtins.str
+    """A sentence for people."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it took effect."""
+
+    @_builtins.property
+    def before(self) -> _catalog_pb2.Candidate:
+        """What the name stood for before; absent when for nothing."""
+
+    @_builtins.property
+    def after(self) -> _catalog_pb2.Candidate:
+        """What it has stood for since; absent when for nothing."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        verb: _builtins.str = ...,
+        actor: _builtins.str = ...,
+        event_id: _builtins.str = ...,
+        before: _catalog_pb2.Candidate | None = ...,
+        after: _catalog_pb2.Candidate | None = ...,
+        cause: Global___Cause.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actor", b"actor", "after", b"after", "before", b"before", "cause", b"cause", "event_id", b"event_id", "text", b"text", "time", b"time", "verb", b"verb"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SkillChange: _TypeAlias = SkillChange  # noqa: Y015
+
+@_typing.final
+class GetUsageReportRequest(_message.Message):
+    """GetUsageReportRequest says over which time and what to report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant to report on. Operators must name it; others may leave it empty."""
+    agent: _builtins.str
+    """Only calls of this agent."""
+    pattern: _builtins.str
+    """Only skills whose name this pattern matches."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Count calls at this time or later; without it, 30 days before `until`."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Count calls before this time; without it, now."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        agent: _builtins.str = ...,
+        pattern: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "pattern", b"pattern", "since", b"since", "tenant", b"tenant", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageReportRequest: _TypeAlias = GetUsageReportRequest  # noqa: Y015
+
+@_typing.final
+class GetUsageReportResponse(_message.Message):
+    """GetUsageReportResponse is the report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    NEVER_INVOKED_FIELD_NUMBER: _builtins.int
+    DRIFTED_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """Whether there were more rows or names than the answer holds."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRow]:
+        """The invocations, by skill, then the most frequent first; at most 10,000 rows."""
+
+    @_builtins.property
+    def never_invoked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Skills of the tenant's catalog that were not invoked successfully in that time, by name; at most 10,000."""
+
+    @_builtins.property
+    def drifted(self) -> _containers.RepeatedCompositeFieldContainer[Global___DriftedFork]:
+        """SkillDefs that stand before a bundled skill which has changed since they were forked from it."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """The beginning of the time that was counted."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """Its end."""
+
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___UsageRow] | None = ...,
+        never_invoked: _abc.Iterable[_builtins.str] | None = ...,
+        drifted: _abc.Iterable[Global___DriftedFork] | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        truncated: _builtins.bool = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision_id", b"decision_id", "drifted", b"drifted", "never_invoked", b"never_invoked", "rows", b"rows", "since", b"since", "truncated", b"truncated", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageReportResponse: _TypeAlias = GetUsageReportResponse  # noqa: Y015
+
+@_typing.final
+class UsageRow(_message.Message):
+    """UsageRow counts invocations that have everything in common."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The skill's name."""
+    layer: _catalog_pb2.Layer.ValueType
+    """The layer of what was invoked; unspecified when nothing was."""
+    version: _builtins.int
+    """The SkillDef's version that was invoked; 0 for other layers."""
+    agent: _builtins.str
+    """The agent that invoked it."""
+    outcome: Global___Outcome.ValueType
+    """How the calls ended."""
+    reason: _builtins.str
+    """Why they were refused; empty when they were answered."""
+    count: _builtins.int
+    """How many calls there were."""
+    @_builtins.property
+    def last(self) -> _timestamp_pb2.Timestamp:
+        """When the last of them arrived."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        layer: _catalog_pb2.Layer.ValueType = ...,
+        version: _builtins.int = ...,
+        agent: _builtins.str = ...,
+        outcome: Global___Outcome.ValueType = ...,
+        reason: _builtins.str = ...,
+        count: _builtins.int = ...,
+        last: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "count", b"count", "last", b"last", "layer", b"layer", "name", b"name", "outcome", b"outcome", "reason", b"reason", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRow: _TypeAlias = UsageRow  # noqa: Y015
+
+@_typing.final
+class DriftedFork(_message.Message):
+    """DriftedFork is a SkillDef whose origin has moved on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FORKED_FROM_FIELD_NUMBER: _builtins.int
+    FORKED_SHA256_FIELD_NUMBER: _builtins.int
+    BUNDLE_ORIGIN_FIELD_NUMBER: _builtins.int
+    BUNDLE_SHA256_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The skill's name."""
+    version: _builtins.int
+    """The active version of the SkillDef."""
+    forked_from: _builtins.str
+    """Where it was forked from."""
+    forked_sha256: _builtins.str
+    """Digest of what it was forked from."""
+    bundle_origin: _builtins.str
+    """The bundled skill as it is now."""
+    bundle_sha256: _builtins.str
+    """Digest of it."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        forked_from: _builtins.str = ...,
+        forked_sha256: _builtins.str = ...,
+        bundle_origin: _builtins.str = ...,
+        bundle_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_origin", b"bundle_origin", "bundle_sha256", b"bundle_sha256", "forked_from", b"forked_from", "forked_sha256", b"forked_sha256", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DriftedFork: _TypeAlias = DriftedFork  # noqa: Y015
+
+@_typing.final
+class VerifyAuditRequest(_message.Message):
+    """VerifyAuditRequest says what to check."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant whose chain to check; empty for an author's own, and for those of all tenants for an operator."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAuditRequest: _TypeAlias = VerifyAuditRequest  # noqa: Y015
+
+@_typing.final
+class VerifyAuditResponse(_message.Message):
+    """VerifyAuditResponse is how far a check has come, or, with `done`, what it found in one tenant's chain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    CHECKED_COUNT_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    INTACT_FIELD_NUMBER: _builtins.int
+    FIRST_BAD_SEQUENCE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_CHECKPOINT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DECISION_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant whose chain this is about."""
+    checked_count: _builtins.int
+    """Number of its events that have been checked so far."""
+    done: _builtins.bool
+    """Whether the chain of this tenant has been checked to its end, or to its first fault."""
+    intact: _builtins.bool
+    """Whether nothing was found to be wrong; only with `done`."""
+    first_bad_sequence: _builtins.int
+    """The sequence number of the first event that is not as it was written, or is missing; 0 when there is none."""
+    problem: _builtins.str
+    """What is wrong there, in a sentence."""
+    first_sequence: _builtins.int
+    """The sequence number with which the chain begins: 1, or what follows the months that were dropped."""
+    last_sequence: _builtins.int
+    """The last sequence number, as the chain's head has it."""
+    checkpoint_count: _builtins.int
+    """Number of signed checkpoints that the chain was held against."""
+    last_checkpoint_sequence: _builtins.int
+    """The sequence number of the last of them: what came later could have been rewritten whole, unnoticed by it."""
+    decision_id: _builtins.str
+    """Id of the audit event that records this call, a UUIDv7 as text; the same in every message."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        checked_count: _builtins.int = ...,
+        done: _builtins.bool = ...,
+        intact: _builtins.bool = ...,
+        first_bad_sequence: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        first_sequence: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+        checkpoint_count: _builtins.int = ...,
+        last_checkpoint_sequence: _builtins.int = ...,
+        decision_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked_count", b"checked_count", "checkpoint_count", b"checkpoint_count", "decision_id", b"decision_id", "done", b"done", "first_bad_sequence", b"first_bad_sequence", "first_sequence", b"first_sequence", "intact", b"intact", "last_checkpoint_sequence", b"last_checkpoint_sequence", "last_sequence", b"last_sequence", "problem", b"problem", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyAuditResponse: _TypeAlias = VerifyAuditResponse  # noqa: Y015

@@ -29,8 +29,9 @@ class AuditServiceStub:
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     def __init__(self, channel):
@@ -44,10 +45,40 @@ class AuditServiceStub:
                 request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.QueryAuditEventsRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.QueryAuditEventsResponse.FromString,
                 _registered_method=True)
+        self.TailAuditEvents = channel.unary_stream(
+                '/substrate.api.v1.AuditService/TailAuditEvents',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsResponse.FromString,
+                _registered_method=True)
+        self.GetAuditEvent = channel.unary_unary(
+                '/substrate.api.v1.AuditService/GetAuditEvent',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventResponse.FromString,
+                _registered_method=True)
         self.ExplainResolution = channel.unary_unary(
                 '/substrate.api.v1.AuditService/ExplainResolution',
                 request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionRequest.SerializeToString,
                 response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionResponse.FromString,
+                _registered_method=True)
+        self.WhoCan = channel.unary_unary(
+                '/substrate.api.v1.AuditService/WhoCan',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanResponse.FromString,
+                _registered_method=True)
+        self.GetSkillHistory = channel.unary_unary(
+                '/substrate.api.v1.AuditService/GetSkillHistory',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryResponse.FromString,
+                _registered_method=True)
+        self.GetUsageReport = channel.unary_unary(
+                '/substrate.api.v1.AuditService/GetUsageReport',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportResponse.FromString,
+                _registered_method=True)
+        self.VerifyAudit = channel.unary_stream(
+                '/substrate.api.v1.AuditService/VerifyAudit',
+                request_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditRequest.SerializeToString,
+                response_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditResponse.FromString,
                 _registered_method=True)
 
 
@@ -55,13 +86,16 @@ class AuditServiceServicer:
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     def QueryAuditEvents(self, request, context):
         """QueryAuditEvents returns the events that meet every condition of the request, the newest first unless told
-        otherwise. Events that are written while a list is being paged neither repeat nor hide others.
+        otherwise. Events that are written while a list is being paged neither repeat nor hide others. Without a tenant it
+        returns an operator those of all tenants, in the order in which their transactions began; events of a transaction
+        that others in progress may still precede are left for later.
 
         Errors: TENANT_NOT_FOUND.
         """
@@ -69,11 +103,74 @@ class AuditServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ExplainResolution(self, request, context):
-        """ExplainResolution says what a name stands for at this moment and why: all candidates and, for an agent, every entry
-        of its allowlist in order. It answers whether or not the name exists or is permitted.
+    def TailAuditEvents(self, request, context):
+        """TailAuditEvents sends events as they are written, from a point on, until the caller goes away. A caller that comes
+        back with the last position it received misses nothing and gets nothing twice. The key is proven again as long as
+        the stream is open.
 
-        Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND.
+        Errors: TENANT_NOT_FOUND; INVALID_PAGE_TOKEN for a position of other conditions; REVISION_UNKNOWN for one of another
+        database; OVERLOADED when too many streams are open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetAuditEvent(self, request, context):
+        """GetAuditEvent returns one event by its id. An operator need not name the tenant.
+
+        Errors: AUDIT_EVENT_NOT_FOUND, TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainResolution(self, request, context):
+        """ExplainResolution says what a name stands for and why: all candidates and, for an agent, every entry of its
+        allowlist in order. It explains this moment, a recorded event, or what would be after changes that are only
+        supposed. It answers whether or not the name exists or is permitted.
+
+        Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND; AUDIT_EVENT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoCan(self, request, context):
+        """WhoCan returns which agents can list, invoke and author a skill, and by which entry of their allowlists. Without a
+        tenant it returns an operator the agents of all tenants.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSkillHistory(self, request, context):
+        """GetSkillHistory returns every change of what a name stands for in a tenant, the newest first: what authors and
+        operators did, and what came with new bundles or configuration.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsageReport(self, request, context):
+        """GetUsageReport counts a tenant's invocations and names what was never invoked and which of its SkillDefs stand
+        before a bundled skill that has changed since they were forked from it.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyAudit(self, request, context):
+        """VerifyAudit checks the chains of one tenant, or of all for an operator who names none: every event's hash, place
+        and columns, and the signed checkpoints that the server has kept outside the database. It sends messages while it
+        works, and for each tenant a last one with `done`.
+
+        Errors: TENANT_NOT_FOUND; OVERLOADED when too many streams are open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,10 +184,40 @@ def add_AuditServiceServicer_to_server(servicer, server):
                     request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.QueryAuditEventsRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.QueryAuditEventsResponse.SerializeToString,
             ),
+            'TailAuditEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.TailAuditEvents,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsResponse.SerializeToString,
+            ),
+            'GetAuditEvent': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuditEvent,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventResponse.SerializeToString,
+            ),
             'ExplainResolution': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainResolution,
                     request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionRequest.FromString,
                     response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionResponse.SerializeToString,
+            ),
+            'WhoCan': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoCan,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanResponse.SerializeToString,
+            ),
+            'GetSkillHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSkillHistory,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryResponse.SerializeToString,
+            ),
+            'GetUsageReport': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsageReport,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportResponse.SerializeToString,
+            ),
+            'VerifyAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyAudit,
+                    request_deserializer=substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditRequest.FromString,
+                    response_serializer=substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -104,8 +231,9 @@ class AuditService:
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     @staticmethod
@@ -136,6 +264,60 @@ class AuditService:
             _registered_method=True)
 
     @staticmethod
+    def TailAuditEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/TailAuditEvents',
+            substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.TailAuditEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAuditEvent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/GetAuditEvent',
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetAuditEventResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ExplainResolution(request,
             target,
             options=(),
@@ -152,6 +334,114 @@ class AuditService:
             '/substrate.api.v1.AuditService/ExplainResolution',
             substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionRequest.SerializeToString,
             substrate_dot_api_dot_v1_dot_audit__pb2.ExplainResolutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoCan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/WhoCan',
+            substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.WhoCanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSkillHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/GetSkillHistory',
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetSkillHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsageReport(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/GetUsageReport',
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.GetUsageReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/substrate.api.v1.AuditService/VerifyAudit',
+            substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditRequest.SerializeToString,
+            substrate_dot_api_dot_v1_dot_audit__pb2.VerifyAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,8 +30,9 @@ class AuditServiceStub:
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     @_typing.overload
@@ -40,15 +41,56 @@ class AuditServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AuditServiceAsyncStub: ...
     QueryAuditEvents: _grpc.UnaryUnaryMultiCallable[_audit_pb2.QueryAuditEventsRequest, _audit_pb2.QueryAuditEventsResponse]
     """QueryAuditEvents returns the events that meet every condition of the request, the newest first unless told
-    otherwise. Events that are written while a list is being paged neither repeat nor hide others.
+    otherwise. Events that are written while a list is being paged neither repeat nor hide others. Without a tenant it
+    returns an operator those of all tenants, in the order in which their transactions began; events of a transaction
+    that others in progress may still precede are left for later.
 
     Errors: TENANT_NOT_FOUND.
     """
-    ExplainResolution: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ExplainResolutionRequest, _audit_pb2.ExplainResolutionResponse]
-    """ExplainResolution says what a name stands for at this moment and why: all candidates and, for an agent, every entry
-    of its allowlist in order. It answers whether or not the name exists or is permitted.
+    TailAuditEvents: _grpc.UnaryStreamMultiCallable[_audit_pb2.TailAuditEventsRequest, _audit_pb2.TailAuditEventsResponse]
+    """TailAuditEvents sends events as they are written, from a point on, until the caller goes away. A caller that comes
+    back with the last position it received misses nothing and gets nothing twice. The key is proven again as long as
+    the stream is open.
 
-    Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND.
+    Errors: TENANT_NOT_FOUND; INVALID_PAGE_TOKEN for a position of other conditions; REVISION_UNKNOWN for one of another
+    database; OVERLOADED when too many streams are open.
+    """
+    GetAuditEvent: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetAuditEventRequest, _audit_pb2.GetAuditEventResponse]
+    """GetAuditEvent returns one event by its id. An operator need not name the tenant.
+
+    Errors: AUDIT_EVENT_NOT_FOUND, TENANT_NOT_FOUND.
+    """
+    ExplainResolution: _grpc.UnaryUnaryMultiCallable[_audit_pb2.ExplainResolutionRequest, _audit_pb2.ExplainResolutionResponse]
+    """ExplainResolution says what a name stands for and why: all candidates and, for an agent, every entry of its
+    allowlist in order. It explains this moment, a recorded event, or what would be after changes that are only
+    supposed. It answers whether or not the name exists or is permitted.
+
+    Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND; AUDIT_EVENT_NOT_FOUND.
+    """
+    WhoCan: _grpc.UnaryUnaryMultiCallable[_audit_pb2.WhoCanRequest, _audit_pb2.WhoCanResponse]
+    """WhoCan returns which agents can list, invoke and author a skill, and by which entry of their allowlists. Without a
+    tenant it returns an operator the agents of all tenants.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetSkillHistory: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetSkillHistoryRequest, _audit_pb2.GetSkillHistoryResponse]
+    """GetSkillHistory returns every change of what a name stands for in a tenant, the newest first: what authors and
+    operators did, and what came with new bundles or configuration.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetUsageReport: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetUsageReportRequest, _audit_pb2.GetUsageReportResponse]
+    """GetUsageReport counts a tenant's invocations and names what was never invoked and which of its SkillDefs stand
+    before a bundled skill that has changed since they were forked from it.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    VerifyAudit: _grpc.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]
+    """VerifyAudit checks the chains of one tenant, or of all for an operator who names none: every event's hash, place
+    and columns, and the signed checkpoints that the server has kept outside the database. It sends messages while it
+    works, and for each tenant a last one with `done`.
+
+    Errors: TENANT_NOT_FOUND; OVERLOADED when too many streams are open.
     """
 
 @_typing.type_check_only
@@ -56,30 +98,73 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     QueryAuditEvents: _aio.UnaryUnaryMultiCallable[_audit_pb2.QueryAuditEventsRequest, _audit_pb2.QueryAuditEventsResponse]  # type: ignore[assignment]
     """QueryAuditEvents returns the events that meet every condition of the request, the newest first unless told
-    otherwise. Events that are written while a list is being paged neither repeat nor hide others.
+    otherwise. Events that are written while a list is being paged neither repeat nor hide others. Without a tenant it
+    returns an operator those of all tenants, in the order in which their transactions began; events of a transaction
+    that others in progress may still precede are left for later.
 
     Errors: TENANT_NOT_FOUND.
     """
-    ExplainResolution: _aio.UnaryUnaryMultiCallable[_audit_pb2.ExplainResolutionRequest, _audit_pb2.ExplainResolutionResponse]  # type: ignore[assignment]
-    """ExplainResolution says what a name stands for at this moment and why: all candidates and, for an agent, every entry
-    of its allowlist in order. It answers whether or not the name exists or is permitted.
+    TailAuditEvents: _aio.UnaryStreamMultiCallable[_audit_pb2.TailAuditEventsRequest, _audit_pb2.TailAuditEventsResponse]  # type: ignore[assignment]
+    """TailAuditEvents sends events as they are written, from a point on, until the caller goes away. A caller that comes
+    back with the last position it received misses nothing and gets nothing twice. The key is proven again as long as
+    the stream is open.
 
-    Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND.
+    Errors: TENANT_NOT_FOUND; INVALID_PAGE_TOKEN for a position of other conditions; REVISION_UNKNOWN for one of another
+    database; OVERLOADED when too many streams are open.
+    """
+    GetAuditEvent: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetAuditEventRequest, _audit_pb2.GetAuditEventResponse]  # type: ignore[assignment]
+    """GetAuditEvent returns one event by its id. An operator need not name the tenant.
+
+    Errors: AUDIT_EVENT_NOT_FOUND, TENANT_NOT_FOUND.
+    """
+    ExplainResolution: _aio.UnaryUnaryMultiCallable[_audit_pb2.ExplainResolutionRequest, _audit_pb2.ExplainResolutionResponse]  # type: ignore[assignment]
+    """ExplainResolution says what a name stands for and why: all candidates and, for an agent, every entry of its
+    allowlist in order. It explains this moment, a recorded event, or what would be after changes that are only
+    supposed. It answers whether or not the name exists or is permitted.
+
+    Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND; AUDIT_EVENT_NOT_FOUND.
+    """
+    WhoCan: _aio.UnaryUnaryMultiCallable[_audit_pb2.WhoCanRequest, _audit_pb2.WhoCanResponse]  # type: ignore[assignment]
+    """WhoCan returns which agents can list, invoke and author a skill, and by which entry of their allowlists. Without a
+    tenant it returns an operator the agents of all tenants.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetSkillHistory: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetSkillHistoryRequest, _audit_pb2.GetSkillHistoryResponse]  # type: ignore[assignment]
+    """GetSkillHistory returns every change of what a name stands for in a tenant, the newest first: what authors and
+    operators did, and what came with new bundles or configuration.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    GetUsageReport: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetUsageReportRequest, _audit_pb2.GetUsageReportResponse]  # type: ignore[assignment]
+    """GetUsageReport counts a tenant's invocations and names what was never invoked and which of its SkillDefs stand
+    before a bundled skill that has changed since they were forked from it.
+
+    Errors: TENANT_NOT_FOUND.
+    """
+    VerifyAudit: _aio.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]  # type: ignore[assignment]
+    """VerifyAudit checks the chains of one tenant, or of all for an operator who names none: every event's hash, place
+    and columns, and the signed checkpoints that the server has kept outside the database. It sends messages while it
+    works, and for each tenant a last one with `done`.
+
+    Errors: TENANT_NOT_FOUND; OVERLOADED when too many streams are open.
     """
 
 class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
     """AuditService answers what was decided and why, from a log that is only ever added to.
 
     It takes keys with the role AUTHOR, for the tenant of the key, or OPERATOR, for the tenant that the request names. An
-    operator's request without a tenant is INVALID_ARGUMENT; an author's that names another tenant is TENANT_NOT_FOUND. A
-    key that is bound to an agent sees that agent's events and explanations alone (ROLE_REQUIRED for another's).
+    operator may leave the tenant empty where the method says so, and then asks about all tenants; elsewhere that is
+    INVALID_ARGUMENT. An author's request that names another tenant is TENANT_NOT_FOUND. A key that is bound to an agent
+    sees that agent's events and explanations alone, and asks for nothing that tells of other agents (ROLE_REQUIRED).
     """
 
     @_abc_1.abstractmethod
@@ -89,9 +174,36 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.QueryAuditEventsResponse, _abc.Awaitable[_audit_pb2.QueryAuditEventsResponse]]:
         """QueryAuditEvents returns the events that meet every condition of the request, the newest first unless told
-        otherwise. Events that are written while a list is being paged neither repeat nor hide others.
+        otherwise. Events that are written while a list is being paged neither repeat nor hide others. Without a tenant it
+        returns an operator those of all tenants, in the order in which their transactions began; events of a transaction
+        that others in progress may still precede are left for later.
 
         Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def TailAuditEvents(
+        self,
+        request: _audit_pb2.TailAuditEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_audit_pb2.TailAuditEventsResponse], _abc.AsyncIterator[_audit_pb2.TailAuditEventsResponse]]:
+        """TailAuditEvents sends events as they are written, from a point on, until the caller goes away. A caller that comes
+        back with the last position it received misses nothing and gets nothing twice. The key is proven again as long as
+        the stream is open.
+
+        Errors: TENANT_NOT_FOUND; INVALID_PAGE_TOKEN for a position of other conditions; REVISION_UNKNOWN for one of another
+        database; OVERLOADED when too many streams are open.
+        """
+
+    @_abc_1.abstractmethod
+    def GetAuditEvent(
+        self,
+        request: _audit_pb2.GetAuditEventRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.GetAuditEventResponse, _abc.Awaitable[_audit_pb2.GetAuditEventResponse]]:
+        """GetAuditEvent returns one event by its id. An operator need not name the tenant.
+
+        Errors: AUDIT_EVENT_NOT_FOUND, TENANT_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod
@@ -100,10 +212,60 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.ExplainResolutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.ExplainResolutionResponse, _abc.Awaitable[_audit_pb2.ExplainResolutionResponse]]:
-        """ExplainResolution says what a name stands for at this moment and why: all candidates and, for an agent, every entry
-        of its allowlist in order. It answers whether or not the name exists or is permitted.
+        """ExplainResolution says what a name stands for and why: all candidates and, for an agent, every entry of its
+        allowlist in order. It explains this moment, a recorded event, or what would be after changes that are only
+        supposed. It answers whether or not the name exists or is permitted.
 
-        Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND.
+        Errors: TENANT_NOT_FOUND, AGENT_NOT_FOUND; AUDIT_EVENT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def WhoCan(
+        self,
+        request: _audit_pb2.WhoCanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.WhoCanResponse, _abc.Awaitable[_audit_pb2.WhoCanResponse]]:
+        """WhoCan returns which agents can list, invoke and author a skill, and by which entry of their allowlists. Without a
+        tenant it returns an operator the agents of all tenants.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSkillHistory(
+        self,
+        request: _audit_pb2.GetSkillHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.GetSkillHistoryResponse, _abc.Awaitable[_audit_pb2.GetSkillHistoryResponse]]:
+        """GetSkillHistory returns every change of what a name stands for in a tenant, the newest first: what authors and
+        operators did, and what came with new bundles or configuration.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def GetUsageReport(
+        self,
+        request: _audit_pb2.GetUsageReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_audit_pb2.GetUsageReportResponse, _abc.Awaitable[_audit_pb2.GetUsageReportResponse]]:
+        """GetUsageReport counts a tenant's invocations and names what was never invoked and which of its SkillDefs stand
+        before a bundled skill that has changed since they were forked from it.
+
+        Errors: TENANT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyAudit(
+        self,
+        request: _audit_pb2.VerifyAuditRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_audit_pb2.VerifyAuditResponse], _abc.AsyncIterator[_audit_pb2.VerifyAuditResponse]]:
+        """VerifyAudit checks the chains of one tenant, or of all for an operator who names none: every event's hash, place
+        and columns, and the signed checkpoints that the server has kept outside the database. It sends messages while it
+        works, and for each tenant a last one with `done`.
+
+        Errors: TENANT_NOT_FOUND; OVERLOADED when too many streams are open.
         """
 
 def add_AuditServiceServicer_to_server(servicer: AuditServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

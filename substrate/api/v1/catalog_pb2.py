@@ -22,31 +22,32 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esubstrate/api/v1/catalog.proto\x12\x10substrate.api.v1\"\xd0\x01\n\tCandidate\x12&\n\x05layer\x18\x01 \x01(\x0e\x32\x17.substrate.api.v1.Layer\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .substrate.api.v1.CandidateState\x12\x16\n\x0e\x63ontent_sha256\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x0f\n\x07problem\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t\"K\n\tSkillFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x12\n\nmedia_type\x18\x04 \x01(\t\"{\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x12\x31\n\x06reason\x18\x02 \x01(\x0e\x32!.substrate.api.v1.AllowlistReason\x12\x12\n\x05index\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05\x65ntry\x18\x04 \x01(\tB\x08\n\x06_index\"V\n\x0c\x43\x61talogState\x12\x15\n\rcatalog_token\x18\x01 \x01(\t\x12\x18\n\x10\x63\x61talog_revision\x18\x02 \x01(\x03\x12\x15\n\rstatic_digest\x18\x03 \x01(\t*T\n\x05Layer\x12\x15\n\x11LAYER_UNSPECIFIED\x10\x00\x12\x10\n\x0cLAYER_TENANT\x10\x01\x12\x10\n\x0cLAYER_INLINE\x10\x02\x12\x10\n\x0cLAYER_BUNDLE\x10\x03*\x87\x02\n\x0e\x43\x61ndidateState\x12\x1f\n\x1b\x43\x41NDIDATE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41NDIDATE_STATE_WON\x10\x01\x12\x1c\n\x18\x43\x41NDIDATE_STATE_SHADOWED\x10\x02\x12\x19\n\x15\x43\x41NDIDATE_STATE_DRAFT\x10\x03\x12\x1b\n\x17\x43\x41NDIDATE_STATE_RETIRED\x10\x04\x12\x1c\n\x18\x43\x41NDIDATE_STATE_DISABLED\x10\x05\x12\x1f\n\x1b\x43\x41NDIDATE_STATE_QUARANTINED\x10\x06\x12&\n\"CANDIDATE_STATE_SUPPRESSED_BY_LOCK\x10\x07*V\n\nCallerKind\x12\x1b\n\x17\x43\x41LLER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LLER_KIND_MODEL\x10\x01\x12\x14\n\x10\x43\x41LLER_KIND_USER\x10\x02*e\n\x08NameMode\x12\x19\n\x15NAME_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eNAME_MODE_OPEN\x10\x01\x12\x14\n\x10NAME_MODE_REVIEW\x10\x02\x12\x14\n\x10NAME_MODE_LOCKED\x10\x03*\xda\x01\n\x0f\x41llowlistReason\x12 \n\x1c\x41LLOWLIST_REASON_UNSPECIFIED\x10\x00\x12$\n ALLOWLIST_REASON_EMPTY_ALLOWLIST\x10\x01\x12\x1f\n\x1b\x41LLOWLIST_REASON_NOT_DENIED\x10\x02\x12\x1f\n\x1b\x41LLOWLIST_REASON_ALLOW_RULE\x10\x03\x12\x1e\n\x1a\x41LLOWLIST_REASON_DENY_RULE\x10\x04\x12\x1d\n\x19\x41LLOWLIST_REASON_UNLISTED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1esubstrate/api/v1/catalog.proto\x12\x10substrate.api.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xda\x02\n\tCandidate\x12&\n\x05layer\x18\x01 \x01(\x0e\x32\x17.substrate.api.v1.Layer\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x05\x12/\n\x05state\x18\x04 \x01(\x0e\x32 .substrate.api.v1.CandidateState\x12\x16\n\x0e\x63ontent_sha256\x18\x05 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x0f\n\x07problem\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t\x12\x12\n\ncreated_by\x18\t \x01(\t\x12.\n\ncreated_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0bpromoted_by\x18\x0b \x01(\t\x12/\n\x0bpromoted_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"K\n\tSkillFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04size\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x12\n\nmedia_type\x18\x04 \x01(\t\"{\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61llowed\x18\x01 \x01(\x08\x12\x31\n\x06reason\x18\x02 \x01(\x0e\x32!.substrate.api.v1.AllowlistReason\x12\x12\n\x05index\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\r\n\x05\x65ntry\x18\x04 \x01(\tB\x08\n\x06_index\"V\n\x0c\x43\x61talogState\x12\x15\n\rcatalog_token\x18\x01 \x01(\t\x12\x18\n\x10\x63\x61talog_revision\x18\x02 \x01(\x03\x12\x15\n\rstatic_digest\x18\x03 \x01(\t*T\n\x05Layer\x12\x15\n\x11LAYER_UNSPECIFIED\x10\x00\x12\x10\n\x0cLAYER_TENANT\x10\x01\x12\x10\n\x0cLAYER_INLINE\x10\x02\x12\x10\n\x0cLAYER_BUNDLE\x10\x03*\x87\x02\n\x0e\x43\x61ndidateState\x12\x1f\n\x1b\x43\x41NDIDATE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41NDIDATE_STATE_WON\x10\x01\x12\x1c\n\x18\x43\x41NDIDATE_STATE_SHADOWED\x10\x02\x12\x19\n\x15\x43\x41NDIDATE_STATE_DRAFT\x10\x03\x12\x1b\n\x17\x43\x41NDIDATE_STATE_RETIRED\x10\x04\x12\x1c\n\x18\x43\x41NDIDATE_STATE_DISABLED\x10\x05\x12\x1f\n\x1b\x43\x41NDIDATE_STATE_QUARANTINED\x10\x06\x12&\n\"CANDIDATE_STATE_SUPPRESSED_BY_LOCK\x10\x07*V\n\nCallerKind\x12\x1b\n\x17\x43\x41LLER_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43\x41LLER_KIND_MODEL\x10\x01\x12\x14\n\x10\x43\x41LLER_KIND_USER\x10\x02*e\n\x08NameMode\x12\x19\n\x15NAME_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eNAME_MODE_OPEN\x10\x01\x12\x14\n\x10NAME_MODE_REVIEW\x10\x02\x12\x14\n\x10NAME_MODE_LOCKED\x10\x03*\xda\x01\n\x0f\x41llowlistReason\x12 \n\x1c\x41LLOWLIST_REASON_UNSPECIFIED\x10\x00\x12$\n ALLOWLIST_REASON_EMPTY_ALLOWLIST\x10\x01\x12\x1f\n\x1b\x41LLOWLIST_REASON_NOT_DENIED\x10\x02\x12\x1f\n\x1b\x41LLOWLIST_REASON_ALLOW_RULE\x10\x03\x12\x1e\n\x1a\x41LLOWLIST_REASON_DENY_RULE\x10\x04\x12\x1d\n\x19\x41LLOWLIST_REASON_UNLISTED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'substrate.api.v1.catalog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LAYER']._serialized_start=553
-  _globals['_LAYER']._serialized_end=637
-  _globals['_CANDIDATESTATE']._serialized_start=640
-  _globals['_CANDIDATESTATE']._serialized_end=903
-  _globals['_CALLERKIND']._serialized_start=905
-  _globals['_CALLERKIND']._serialized_end=991
-  _globals['_NAMEMODE']._serialized_start=993
-  _globals['_NAMEMODE']._serialized_end=1094
-  _globals['_ALLOWLISTREASON']._serialized_start=1097
-  _globals['_ALLOWLISTREASON']._serialized_end=1315
-  _globals['_CANDIDATE']._serialized_start=53
-  _globals['_CANDIDATE']._serialized_end=261
-  _globals['_SKILLFILE']._serialized_start=263
-  _globals['_SKILLFILE']._serialized_end=338
-  _globals['_DECISION']._serialized_start=340
-  _globals['_DECISION']._serialized_end=463
-  _globals['_CATALOGSTATE']._serialized_start=465
-  _globals['_CATALOGSTATE']._serialized_end=551
+  _globals['_LAYER']._serialized_start=724
+  _globals['_LAYER']._serialized_end=808
+  _globals['_CANDIDATESTATE']._serialized_start=811
+  _globals['_CANDIDATESTATE']._serialized_end=1074
+  _globals['_CALLERKIND']._serialized_start=1076
+  _globals['_CALLERKIND']._serialized_end=1162
+  _globals['_NAMEMODE']._serialized_start=1164
+  _globals['_NAMEMODE']._serialized_end=1265
+  _globals['_ALLOWLISTREASON']._serialized_start=1268
+  _globals['_ALLOWLISTREASON']._serialized_end=1486
+  _globals['_CANDIDATE']._serialized_start=86
+  _globals['_CANDIDATE']._serialized_end=432
+  _globals['_SKILLFILE']._serialized_start=434
+  _globals['_SKILLFILE']._serialized_end=509
+  _globals['_DECISION']._serialized_start=511
+  _globals['_DECISION']._serialized_end=634
+  _globals['_CATALOGSTATE']._serialized_start=636
+  _globals['_CATALOGSTATE']._serialized_end=722
 # @@protoc_insertion_point(module_scope)

@@ -20,6 +20,7 @@ Rules for the whole package:
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -212,6 +213,10 @@ class Candidate(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    PROMOTED_BY_FIELD_NUMBER: _builtins.int
+    PROMOTED_AT_FIELD_NUMBER: _builtins.int
     layer: Global___Layer.ValueType
     """The layer that the candidate comes from."""
     origin: _builtins.str
@@ -232,6 +237,18 @@ class Candidate(_message.Message):
     """What is wrong with a quarantined candidate, with its line where known; empty for every other state."""
     why: _builtins.str
     """One sentence for people that explains `state`."""
+    created_by: _builtins.str
+    """Who made the version, as the version records it. This and the following are told by ExplainResolution alone."""
+    promoted_by: _builtins.str
+    """Who promoted the version last."""
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When the version was made, or the name disabled."""
+
+    @_builtins.property
+    def promoted_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was promoted last."""
+
     def __init__(
         self,
         *,
@@ -243,10 +260,14 @@ class Candidate(_message.Message):
         description: _builtins.str = ...,
         problem: _builtins.str = ...,
         why: _builtins.str = ...,
+        created_by: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        promoted_by: _builtins.str = ...,
+        promoted_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "promoted_at", b"promoted_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "description", b"description", "layer", b"layer", "origin", b"origin", "problem", b"problem", "state", b"state", "version", b"version", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_sha256", b"content_sha256", "created_at", b"created_at", "created_by", b"created_by", "description", b"description", "layer", b"layer", "origin", b"origin", "problem", b"problem", "promoted_at", b"promoted_at", "promoted_by", b"promoted_by", "state", b"state", "version", b"version", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
