@@ -40,6 +40,8 @@ from substrate.services.skill_defs import SkillDefs
 from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Skills
 from substrate.services.snapshots import Snapshots
+from substrate.services.static_states import load_event
+from substrate.services.tallies import Tallies
 from substrate.services.tenants import Tenants
 from substrate.services.writers import Writers
 from substrate.settings import Settings
@@ -86,9 +88,12 @@ class App:
     writer: AuditWriter
     server: Server
     metrics: Metrics
+    clock: SystemClock
+    name: str
 
     def replace_static(self, static: StaticState) -> None:
-        """Let every later call see `static`."""
+        """Let every later call see `static`, and record that."""
+        self.writer.announce(load_event(self.clock, self.name, static, self.snapshots.static))
         self.snapshots.replace_static(static)
         self.metrics.static_skills(len(static.catalog.resolutions))
 
@@ -117,15 +122,17 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         raise
     source = TenantSource(database)
     snapshots = Snapshots(source, static)
-    writer = AuditWriter(ChainWriter(url), metrics.lost)
+    name = f"{socket.gethostname()}/{os.getpid()}"
+    writer = AuditWriter(ChainWriter(url), Tallies(clock, name), metrics)
     decisions = Decisions(
         snapshots=snapshots,
         writer=writer,
         database=database,
         clock=clock,
-        server=f"{socket.gethostname()}/{os.getpid()}",
+        server=name,
         writers=Writers(settings.threads),
         strict=settings.audit_mode == "strict",
+        strict_lists=settings.audit_lists == "strict",
     )
     skills = Skills(decisions, source)
 
@@ -147,12 +154,16 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         ),
         clock=clock,
         authenticate=decisions.authenticate,
+        keyless=lambda: writer.unproven(PLATFORM_TENANT, "none"),
         finished=metrics.finished,
         share_port=share_port,
     )
     metrics.static_skills(len(static.catalog.resolutions))
+    if decisions.strict:
+        writer.tell(lambda healthy: server.set_healthy(healthy=healthy))
     writer.start()
-    return App(database, snapshots, writer, server, metrics)
+    writer.announce(load_event(clock, name, static, None))
+    return App(database, snapshots, writer, server, metrics, clock, name)
 
 
 def reload_static(app: App, config: Path | None) -> bool:

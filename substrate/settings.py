@@ -84,6 +84,10 @@ class Settings(BaseSettings):
             description="Whether an answer waits for its audit event (strict) or may be given without (best_effort)."
         ),
     ] = "strict"
+    audit_lists: Annotated[
+        Literal["best_effort", "strict"],
+        Field(description="Whether lists and prepared runs wait for their audit event in strict mode too."),
+    ] = "best_effort"
     metrics_port: Annotated[
         int | None, Field(ge=0, le=65535, description="Port of the Prometheus metrics on loopback; none without it.")
     ] = None

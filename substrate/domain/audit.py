@@ -10,6 +10,7 @@ static state by `static_digest` (under the platform's tenant). Each text is kept
 """
 
 import hashlib
+import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -133,12 +134,19 @@ class AuditEvent:
     turn: int = 0
     requested: str = ""
     name: str = ""
+    caller_kind: str = ""
+    pin: str = ""
+    drafts: bool = False
+    touched: int | None = None
+    touched_path: str = ""
+    arguments_hmac: str = ""
     reason: str = ""
     decision: DecidingEntry | None = None
     candidates: Sequence[dict[str, Any]] = ()
     winner: dict[str, Any] | None = None
     revision: int | None = None
     allowlist_sha256: str = ""
+    agent_sha256: str = ""
     static_digest: str = ""
     filter: str = ""
     admitted: int | None = None
@@ -147,13 +155,6 @@ class AuditEvent:
     details: dict[str, Any] | None = None
     server: str = ""
     decide_us: int | None = None
-    caller_kind: str = ""
-    pin: str = ""
-    drafts: bool = False
-    touched: int | None = None
-    touched_path: str = ""
-    agent_sha256: str = ""
-    arguments_hmac: str = ""
     inputs: tuple[KeptInput, ...] = ()
 
     @property
@@ -222,6 +223,11 @@ class AuditEvent:
 def chain_hash(previous: bytes, sequence: int, text: str) -> bytes:
     """Return the hash of the event with this `sequence` and `text` that follows the event hashed `previous`."""
     return hashlib.sha256(previous + sequence.to_bytes(8, "big") + text.encode()).digest()
+
+
+def hmac_of(key: bytes, arguments: str) -> str:
+    """Return the HMAC-SHA-256, in hex, under which `arguments` are recorded; empty when there are none."""
+    return hmac.digest(key, arguments.encode("utf-8", "surrogatepass"), "sha256").hex() if arguments else ""
 
 
 def deciding_entry(allowlist: Allowlist, decision: Decision) -> DecidingEntry:

@@ -48,6 +48,11 @@ def _relative(path: str) -> str:
     return path.removeprefix("./").lstrip("/")
 
 
+def first_eligible(globs: Sequence[str], touched: Iterable[str]) -> str:
+    """Return the first of `touched` for which a skill with these `paths` may be used, or an empty text."""
+    return next((path for path in touched if eligible(globs, (path,))), "")
+
+
 def eligible(globs: Sequence[str], touched: Iterable[str]) -> bool:
     """Whether a skill with these `paths` may be used when `touched` paths are at hand; always, when it has none."""
     if not globs:

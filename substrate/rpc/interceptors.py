@@ -22,8 +22,7 @@ from substrate.domain.identity import missing_key
 from substrate.domain.names import TenantId
 from substrate.rpc import errors
 from substrate.rpc.admission import Admission, Arrival
-from substrate.services.call import Call
-from substrate.services.judging import Clock
+from substrate.services.call import Call, Clock
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
@@ -57,8 +56,8 @@ class Calls(grpc.ServerInterceptor):
     """Wraps every method.
 
     `admission` says which calls are taken in hand. What must be answered even when none is has small pools of its own
-    in `aside`. `authenticate` admits a bearer to reflection. `finished` is told of every call: its method, its code and
-    how many seconds it took.
+    in `aside`. `authenticate` admits a bearer to reflection; `keyless` counts calls without a key. `finished` hears of
+    every call: its method, its code and how many seconds it took.
     """
 
     def __init__(
@@ -67,12 +66,14 @@ class Calls(grpc.ServerInterceptor):
         aside: Aside,
         clock: Clock,
         authenticate: Callable[[Call], None],
+        keyless: Callable[[], None],
         finished: Callable[[str, str, float], None],
     ) -> None:
         self._admission = admission
         self._aside = aside
         self._clock = clock
         self._authenticate = authenticate
+        self._keyless = keyless
         self._finished = finished
         self._wrapped: dict[str, _Wrapped] = {}
 
@@ -187,6 +188,7 @@ class Calls(grpc.ServerInterceptor):
 
     def _call(self, method: str, arrival: Arrival, context: grpc.ServicerContext, started: float | None = None) -> Call:
         if arrival.bearer is None:
+            self._keyless()
             raise missing_key()
         left = context.time_remaining()
         begun = time.monotonic() if started is None else started

@@ -24,7 +24,32 @@ class Metrics:
         self._lost = Counter(
             "substrate_audit_lost_events",
             "Audit events dropped of calls answered without them.",
+            ["cause"],
             registry=self.registry,
+        )
+        self._queue_depth = Gauge(
+            "substrate_audit_queue_depth",
+            "Calls waiting to be settled.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self._commit_seconds = Histogram(
+            "substrate_audit_commit_seconds",
+            "Time that a batch of audit events took.",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._batch_events = Histogram(
+            "substrate_audit_batch_events",
+            "Events in a batch.",
+            buckets=(0, 1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=self.registry,
+        )
+        self._healthy = Gauge(
+            "substrate_audit_healthy",
+            "Whether audit events can be written.",
+            registry=self.registry,
+            multiprocess_mode="livemin",
         )
         self._skills = Gauge(
             "substrate_static_skills",
@@ -43,9 +68,22 @@ class Metrics:
         calls.inc()
         times.observe(seconds)
 
-    def lost(self, events: int) -> None:
-        """Count audit events that were dropped."""
-        self._lost.inc(events)
+    def lost(self, events: int, cause: str) -> None:
+        """Count audit events that were dropped, and why."""
+        self._lost.labels(cause).inc(events)
+
+    def audit_queue(self, depth: int) -> None:
+        """Note how many calls wait to be settled."""
+        self._queue_depth.set(depth)
+
+    def audit_committed(self, seconds: float, events: int) -> None:
+        """Note that a batch of so many events took so long."""
+        self._commit_seconds.observe(seconds)
+        self._batch_events.observe(events)
+
+    def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - it is the whole message.
+        """Note whether audit events can be written."""
+        self._healthy.set(healthy)
 
     def static_skills(self, count: int) -> None:
         """Note how many static skills there are."""

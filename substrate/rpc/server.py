@@ -22,8 +22,7 @@ from substrate.rpc.interceptors import MAX_ANSWER_BYTES, Aside, Calls
 from substrate.rpc.skill_defs import SkillDefServicer
 from substrate.rpc.skills import SkillServicer
 from substrate.rpc.tenants import TenantServicer
-from substrate.services.call import Call
-from substrate.services.judging import Clock
+from substrate.services.call import Call, Clock
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 MAX_METADATA_BYTES = 16 * 1024
@@ -68,16 +67,19 @@ class Server:
         admission: Admission,
         clock: Clock,
         authenticate: Callable[[Call], None],
+        keyless: Callable[[], None],
         finished: Callable[[str, str, float], None],
         share_port: bool = False,
     ) -> None:
         self._admission = admission
+        self._serves = False
+        self._is_healthy = True
         self._aside = Aside()
         # A pool given here would be shared by all servers of the process, and gone with the first that stops.
         self._health = health.HealthServicer(experimental_non_blocking=True)
         self._server = grpc.server(
             self._admission.proven,
-            interceptors=[Calls(self._admission, self._aside, clock, authenticate, finished)],
+            interceptors=[Calls(self._admission, self._aside, clock, authenticate, keyless, finished)],
             options=[
                 # A second server on the port of a first must fail, not take a share of its calls, unless that is meant.
                 ("grpc.so_reuseport", int(share_port)),
@@ -135,11 +137,15 @@ class Server:
             hint = "is the port taken?" if listener.certificate is None else "is the port taken, or a TLS file wrong?"
             raise OSError(f"The server cannot listen on {listener.address}: {hint}") from error
         self._server.start()
-        self.set_healthy(healthy=True)
+        self._serves = True
+        self.set_healthy(healthy=self._is_healthy)
         return port
 
     def set_healthy(self, *, healthy: bool) -> None:
-        """Report the server and each of its services as serving or not."""
+        """Report the server and each of its services as serving or not, once it serves."""
+        self._is_healthy = healthy
+        if not self._serves:
+            return
         status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in ("", *self._services):
             self._health.set(service, status)

@@ -7,18 +7,26 @@ one. So one wait gives a call both its strong read and its durable event.
 
 A call is refused when its event cannot be committed within a second; a commit whose outcome is unknown refuses its
 calls too, and is not repeated. A call whose caller went away is recorded as cancelled.
+
+The thread also writes what the process itself has to say: which static state it serves, the events it lost, and calls
+that proved nothing. While events cannot be written it tries four times a second whether they can be again.
 """
 
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
+from substrate.domain.audit import AuditEvent
 from substrate.domain.errors import AuditUnavailable, Cancelled, DeadlineExceeded, StoreUnavailable
+from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.services.call import Call
+from substrate.services.tallies import Kind, Tallies, Tally
 from substrate.store.audit import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
 
 REFUSE_AFTER = 1.0
@@ -26,7 +34,30 @@ MAX_BATCH = 256
 MAX_OFFERED = 10_000
 """Calls waiting to be settled at which further events that nobody waits for are dropped."""
 
+RETRY_SECONDS = 0.25
+"""How often it is tried whether events can be written again, and what the process has to say is put again."""
+
 _log = structlog.get_logger("substrate.audit")
+
+
+class Watch(Protocol):
+    """Who is told how the audit fares."""
+
+    def audit_queue(self, depth: int) -> None:
+        """Note how many calls wait to be settled."""
+
+    def audit_committed(self, seconds: float, events: int) -> None:
+        """Note that a batch with so many events took so long."""
+
+    def lost(self, events: int, cause: str) -> None:
+        """Count events of calls that were answered without them."""
+
+    def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - it is the whole message.
+        """Note whether events can be written."""
+
+
+class _Wake:
+    """Tells the thread that there is something of the process's own to record."""
 
 
 class _Ticket:
@@ -69,17 +100,27 @@ class _Ticket:
 class AuditWriter:
     """Settles the calls of one process.
 
-    `lost` is told how many events were dropped of calls that are answered without theirs.
+    `tallies` counts what is recorded as one event for many; `watch` is told how the audit fares.
     """
 
-    def __init__(self, writer: ChainWriter, lost: Callable[[int], None]) -> None:
+    def __init__(self, writer: ChainWriter, tallies: Tallies, watch: Watch) -> None:
         self._writer = writer
-        self._lost = lost
-        self._queue: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._tallies = tallies
+        self._watch = watch
+        self._queue: queue.SimpleQueue[_Ticket | _Wake | None] = queue.SimpleQueue()
+        self._own: deque[AuditEvent] = deque()
+        self._on_health: list[Callable[[bool], None]] = [watch.audit_healthy]
+        self._healthy = True
+        self._tried_at = 0.0
         self._thread = threading.Thread(target=self._run, name="audit-writer", daemon=True)
+
+    def tell(self, on_health: Callable[[bool], None]) -> None:
+        """Let `on_health` be told whenever events cannot be written any more, and when they can be again."""
+        self._on_health.append(on_health)
 
     def start(self) -> None:
         """Start the thread."""
+        self._watch.audit_healthy(self._healthy)
         self._thread.start()
 
     def stop(self) -> None:
@@ -87,6 +128,16 @@ class AuditWriter:
         self._queue.put(None)
         self._thread.join()
         self._writer.close()
+
+    def announce(self, event: AuditEvent) -> None:
+        """Record an event of the process itself, as soon as that can be done."""
+        self._own.append(event)
+        self._queue.put(_Wake())
+
+    def unproven(self, tenant: TenantId, key_id: str) -> None:
+        """Count a call to `tenant` whose key proved nothing."""
+        if self._tallies.count(Kind.UNPROVEN, tenant, key_id):
+            self._queue.put(_Wake())
 
     def settle(self, entry: Entry, call: Call, *, required: bool) -> Verdict:
         """Wait until `entry` is settled: CURRENT, with its event durable, or STALE.
@@ -114,14 +165,20 @@ class AuditWriter:
     def offer(self, entry: Entry, call: Call) -> None:
         """Hand over the event of a call that is answered at once, whatever becomes of it."""
         if self._queue.qsize() >= MAX_OFFERED:
-            self._lost(1)
+            if entry.event is not None:
+                self._lost(entry.tenant, "queue_full")
         else:
             self._queue.put(_Ticket(entry, call, required=False, offered=True))
 
-    def _refuse(self, ticket: _Ticket) -> None:
+    def _lost(self, tenant: TenantId, cause: str) -> None:
+        self._watch.lost(1, cause)
+        if self._tallies.count(Kind.LOST, tenant, cause):
+            self._queue.put(_Wake())
+
+    def _refuse(self, ticket: _Ticket, cause: str) -> None:
         ticket.refuse()
         if ticket.offered and ticket.entry.event is not None:
-            self._lost(1)
+            self._lost(ticket.entry.tenant, cause)
 
     def _run(self) -> None:
         waiting: list[_Ticket] = []
@@ -130,19 +187,27 @@ class AuditWriter:
             batch, open_for_more = self._next_batch(waiting, open_for_more=open_for_more)
             if batch:
                 waiting = self._settle(batch) + [ticket for ticket in waiting if ticket not in batch]
+            try:
+                self._attend(last=not open_for_more and not waiting)
+            except Exception:  # noqa: BLE001 - as in `_settle`.
+                _log.exception("audit.own_events_faulty")
 
     def _next_batch(self, waiting: list[_Ticket], *, open_for_more: bool) -> tuple[list[_Ticket], bool]:
         """Return the next tickets; with nothing new, those of one tenant whose chain was held before."""
         batch: list[_Ticket] = []
         while open_for_more and len(batch) < MAX_BATCH:
             try:
-                ticket = self._queue.get(block=not batch and not waiting)
+                block = not batch and not waiting
+                ticket = self._queue.get(block, self._pause() if block else None)
             except queue.Empty:
                 break
             if ticket is None:
                 open_for_more = False
-            else:
+            elif isinstance(ticket, _Ticket):
                 batch.append(ticket)
+            elif not batch:
+                break
+        self._watch.audit_queue(self._queue.qsize() + len(batch) + len(waiting))
         if batch or not waiting:
             return waiting + batch, open_for_more
         # With a single tenant the writer waits for the lock, instead of looking again and again whether it is free.
@@ -156,24 +221,32 @@ class AuditWriter:
             _log.exception("audit.batch_faulty", calls=len(batch))
             for ticket in batch:
                 if not ticket.is_finished:
-                    self._refuse(ticket)
+                    self._refuse(ticket, "write_failed")
             return []
 
     def _settle_or_fail(self, batch: list[_Ticket]) -> list[_Ticket]:
+        entries = [ticket.to_write() for ticket in batch]
+        began = time.monotonic()
         try:
-            verdicts = self._write([ticket.to_write() for ticket in batch])
+            verdicts = self._write(entries)
         except WriteFailedError as error:
             _log.error("audit.batch_failed", error=str(error), calls=len(batch))
-            self._fail(batch)
+            self._become(healthy=False)
+            self._fail(batch, "write_failed" if error.outcome_known else "outcome_unknown")
             return []
         again = []
-        for ticket, verdict in zip(batch, verdicts, strict=True):
+        events = 0
+        for ticket, entry, verdict in zip(batch, entries, verdicts, strict=True):
             if verdict is not Verdict.BUSY:
+                events += verdict is Verdict.CURRENT and entry.event is not None
                 ticket.finish(verdict)
             elif time.monotonic() - ticket.put_at < REFUSE_AFTER:
                 again.append(ticket)
             else:
-                self._refuse(ticket)
+                self._refuse(ticket, "busy")
+        self._watch.audit_committed(time.monotonic() - began, events)
+        if events:
+            self._become(healthy=True)
         return again
 
     def _write(self, entries: list[Entry]) -> list[Verdict]:
@@ -183,12 +256,12 @@ class AuditWriter:
             # The connection was lost while idle, as when the database restarted; a new one may do.
             return self._writer.write(entries)
 
-    def _fail(self, batch: list[_Ticket]) -> None:
+    def _fail(self, batch: list[_Ticket], cause: str) -> None:
         """Refuse the calls that need their event; the others still need their revision read."""
         spared = [ticket for ticket in batch if not ticket.required and not ticket.offered]
         for ticket in batch:
             if ticket not in spared:
-                self._refuse(ticket)
+                self._refuse(ticket, cause)
         if not spared:
             return
         try:
@@ -197,9 +270,65 @@ class AuditWriter:
             for ticket in spared:
                 ticket.refuse()
             return
-        self._lost(sum(ticket.entry.event is not None for ticket in spared))
         for ticket, verdict in zip(spared, verdicts, strict=True):
             if verdict is Verdict.BUSY:
                 ticket.refuse()
-            else:
-                ticket.finish(verdict)
+                continue
+            if verdict is Verdict.CURRENT and ticket.entry.event is not None:
+                self._lost(ticket.entry.tenant, cause)
+            ticket.finish(verdict)
+
+    def _pause(self) -> float | None:
+        """Return after how many seconds the thread has something to do even when no call comes; None for never."""
+        if not self._healthy or self._own:
+            return RETRY_SECONDS
+        left = self._tallies.seconds_to_wait()
+        return None if left is None else max(RETRY_SECONDS, left)
+
+    def _attend(self, *, last: bool) -> None:
+        """Try whether events can be written again, and write what the process itself has to say."""
+        now = time.monotonic()
+        if not last and now - self._tried_at < RETRY_SECONDS:
+            return
+        if not self._healthy:
+            self._tried_at = now
+            self._probe()
+        if self._healthy and (self._own or self._tallies.seconds_to_wait() is not None):
+            self._tried_at = now
+            self._write_own(self._tallies.take(at_once=last))
+
+    def _probe(self) -> None:
+        try:
+            now = self._tallies.now()
+            self._writer.probe(self._tallies.event(Tally(Kind.LOST, PLATFORM_TENANT, now, now)))
+        except WriteFailedError:
+            return
+        self._become(healthy=True)
+
+    def _write_own(self, tallies: list[Tally]) -> None:
+        own = list(self._own)
+        events = own + [self._tallies.event(tally) for tally in tallies]
+        if not events:
+            return
+        try:
+            verdicts = self._writer.write(
+                [Entry(event.tenant, check=False, revision=None, event=event) for event in events]
+            )
+        except WriteFailedError as error:
+            _log.error("audit.own_events_failed", error=str(error), events=len(events))
+            verdicts = [Verdict.BUSY] * len(events)
+            self._become(healthy=False)
+        for event, verdict in zip(own, verdicts, strict=False):
+            if verdict is not Verdict.BUSY:
+                self._own.remove(event)
+        for tally, verdict in zip(tallies, verdicts[len(own) :], strict=True):
+            if verdict is Verdict.BUSY:
+                self._tallies.give_back(tally)
+
+    def _become(self, *, healthy: bool) -> None:
+        if healthy is self._healthy:
+            return
+        self._healthy = healthy
+        _log.warning("audit.healthy" if healthy else "audit.unhealthy")
+        for tell in self._on_health:
+            tell(healthy)

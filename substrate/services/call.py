@@ -4,11 +4,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from substrate.domain.errors import Cancelled, DeadlineExceeded
 from substrate.domain.identity import Bearer
 from substrate.domain.tokens import CatalogToken
+
+
+class Clock(Protocol):
+    """Where the time and new event ids come from."""
+
+    def now(self) -> datetime:
+        """Return the time, in UTC."""
+
+    def event_id(self) -> str:
+        """Return a new UUIDv7."""
 
 
 @dataclass(frozen=True, slots=True)

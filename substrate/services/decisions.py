@@ -98,6 +98,8 @@ class Decisions(Judging):
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
         if event is not None and own is None:
             self.record(call, event, required=needed)
+        if trace is None:
+            self.count_unproven(call, keys or snapshot)
         self.note(call, trace, event)
         if refusal is not None:
             raise refusal

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from substrate.domain.audit import AuditEvent, Verb
 from substrate.domain.errors import (
@@ -15,9 +14,9 @@ from substrate.domain.errors import (
     Unauthenticated,
 )
 from substrate.domain.identity import authenticate, suspended
-from substrate.domain.names import TenantId
+from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.services.audit_writer import AuditWriter
-from substrate.services.call import Call
+from substrate.services.call import Call, Clock
 from substrate.services.snapshots import Snapshot, Snapshots
 from substrate.services.trace import Trace
 from substrate.services.writers import Writers
@@ -32,22 +31,13 @@ UNDECIDED = (StoreUnavailable, DeadlineExceeded, Cancelled)
 _UNRECORDED = (Unauthenticated, InvalidInput)
 
 
-class Clock(Protocol):
-    """Where the time and new event ids come from."""
-
-    def now(self) -> datetime:
-        """Return the time, in UTC."""
-
-    def event_id(self) -> str:
-        """Return a new UUIDv7."""
-
-
 @dataclass(frozen=True, slots=True)
 class Judging:
     """The parts of a process that decide and record.
 
     `server` names this process in events. `strict` says that an answer which must have its event waits for it; without
-    it (best effort) every answer may be given when the event cannot be written.
+    it (best effort) every answer may be given when the event cannot be written. `strict_lists` says that lists and
+    prepared runs wait for theirs too.
     """
 
     snapshots: Snapshots
@@ -57,6 +47,7 @@ class Judging:
     server: str
     writers: Writers
     strict: bool = True
+    strict_lists: bool = False
 
     def own_keys(self, call: Call, inside: TenantId | None) -> Snapshot | None:
         """Return a strong read of the caller's own tenant, for who works inside another."""
@@ -96,6 +87,8 @@ class Judging:
             snapshot = self.snapshots.load(tenant, call.started, call.deadline)
         if refusal is None:
             return snapshot
+        if trace is None:
+            self.count_unproven(call, keys or snapshot)
         if event is not None and own is None:
             self.record(call, event, required=self.strict)
         self.note(call, trace, event)
@@ -121,6 +114,11 @@ class Judging:
             raise
         except SubstrateError as refusal:
             return trace, None, refusal
+
+    def count_unproven(self, call: Call, proved_on: Snapshot) -> None:
+        """Count a call whose key proved nothing: its tenant's, or the platform's when there is no such tenant."""
+        exists = proved_on.state.revision is not None
+        self.writer.unproven(proved_on.state.tenant if exists else PLATFORM_TENANT, call.bearer.key_id)
 
     def event_of(self, trace: Trace, refusal: SubstrateError | None) -> AuditEvent | None:
         """Return the audit event of a decision; malformed input is none."""

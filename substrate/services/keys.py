@@ -10,9 +10,8 @@ from substrate.domain.identity import Key, Role, bearer_text, secret_sha256
 from substrate.domain.names import PLATFORM_TENANT, KeyId, TenantId, parse_agent_name, parse_tenant_id, slug_problem
 from substrate.domain.tokens import read_page_token
 from substrate.services.access import require_role
-from substrate.services.call import Call
+from substrate.services.call import Call, Clock
 from substrate.services.decisions import Decisions
-from substrate.services.judging import Clock
 from substrate.services.pages import Page, cut, page_limit
 from substrate.services.tenants import check_label
 from substrate.services.trace import Trace

@@ -51,6 +51,8 @@ def begin(trace: Trace, run: Run) -> Agent:
             )
     if not 0 <= run.max_staleness <= MAX_STALENESS:
         raise InvalidArgument("max_staleness", f"Must be from 0 to {MAX_STALENESS} seconds.")
+    trace.caller_kind = run.caller_kind.value
+    trace.touched = len(run.touched_paths) or None
     trace.run_id = run.run_id
     trace.turn = run.turn
     agent = runtime_agent(trace, run.agent)

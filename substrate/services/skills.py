@@ -9,13 +9,13 @@ from functools import partial
 
 from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
-from substrate.domain.audit import DecidingEntry, Verb
+from substrate.domain.audit import DecidingEntry, Verb, hmac_of
 from substrate.domain.candidates import Candidate, LayerKind, Resolution, SkillFile
 from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
 from substrate.domain.identity import Role
 from substrate.domain.names import SkillRef, parse_skill_ref
-from substrate.domain.paths import MAX_PATH_LENGTH
+from substrate.domain.paths import MAX_PATH_LENGTH, first_eligible
 from substrate.domain.patterns import Pattern, PatternSet, parse_query_pattern
 from substrate.domain.rendering import CatalogEntry, RunNote, run_note
 from substrate.domain.skillmatch import Reason
@@ -129,7 +129,7 @@ class Skills:
             trace.left_out = len(note.omitted)
             return Prepared(offers_tool=True, note=note)
 
-        return self._decisions.settle(call, Verb.PREPARE, judge, required=False, reads=run.reads)
+        return self._decisions.settle(call, Verb.PREPARE, judge, required=self._decisions.strict_lists, reads=run.reads)
 
     def list(self, call: Call, run: Run, pattern: str = "", page_size: int = 0, page_token: str = "") -> Page:
         """Return one page of the skills that the agent may invoke now, by name."""
@@ -149,7 +149,7 @@ class Skills:
             trace.left_out = page.left_out
             return page
 
-        return self._decisions.settle(call, Verb.LIST, judge, required=False, reads=run.reads)
+        return self._decisions.settle(call, Verb.LIST, judge, required=self._decisions.strict_lists, reads=run.reads)
 
     def invoke(
         self, call: Call, run: Run, name: str, arguments: str = "", skill_dir: str = "", expected_digest: str = ""
@@ -157,6 +157,7 @@ class Skills:
         """Return the body of one skill with `arguments` in place."""
 
         def judge(trace: Trace) -> Invoked:
+            trace.arguments_hmac = hmac_of(trace.snapshot.state.arguments_key, arguments)
             skill = self._admit(trace, run, name)
             winner, ref = skill.winner, skill.ref
             if len(skill_dir) > MAX_SKILL_DIR_LENGTH or not skill_dir.isprintable():
@@ -222,7 +223,7 @@ class Skills:
             resolution = catalog.resolve_for(ref.name, agent.pins)
         else:
             # Drafts are for their authors to try, and for agents that are pinned to them.
-            drafts = trace.principal.role is Role.AUTHOR or catalog.pins_to(ref, agent.pins)
+            drafts = trace.drafts = trace.principal.role is Role.AUTHOR or catalog.pins_to(ref, agent.pins)
             resolution = self._source.resolve(catalog, tenant, ref, trace.call.deadline, drafts=drafts)
         trace.resolution = resolution
         winner = resolution.winner
@@ -236,6 +237,8 @@ class Skills:
         )
         if barrier is not None:
             raise barrier
+        if winner.header and winner.header.paths:
+            trace.touched_path = first_eligible(winner.header.paths, run.touched_paths)
         return Admitted(ref, trace.decision, resolution, winner)
 
     def _file(self, trace: Trace, winner: Candidate, path: str) -> bytes:

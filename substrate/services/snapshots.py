@@ -16,9 +16,11 @@ from datetime import datetime
 from typing import TypeVar, cast
 
 from substrate.domain.agents import Agent
+from substrate.domain.audit import KeptInput
 from substrate.domain.catalog import Catalog
 from substrate.domain.errors import AgentNotFound, DeadlineExceeded
 from substrate.domain.identity import Bearer
+from substrate.domain.inputs import agent_input
 from substrate.domain.names import AgentName, TenantId
 from substrate.domain.tokens import CatalogToken
 from substrate.sources.static import StaticState
@@ -68,6 +70,10 @@ class Snapshot:
         if found is None:
             raise AgentNotFound(f"There is no agent '{name}'.", agent=name)
         return found
+
+    def kept(self, agent: Agent) -> KeptInput:
+        """Return what the audit keeps of one of the snapshot's agents."""
+        return self.admit(("kept", agent.name), lambda: agent_input(agent))
 
     def agents(self) -> list[Agent]:
         """Return every agent that can be named, by name."""

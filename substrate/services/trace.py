@@ -38,6 +38,11 @@ class Trace:
     agent: Agent | None = None
     requested: str = ""
     name: SkillName | None = None
+    caller_kind: str = ""
+    drafts: bool = False
+    touched: int | None = None
+    touched_path: str = ""
+    arguments_hmac: str = ""
     decision: DecidingEntry | None = None
     resolution: Resolution | None = None
     filter: str = ""
@@ -57,6 +62,7 @@ class Trace:
     def event(self, event_id: str, server: str, refusal: SubstrateError | None) -> AuditEvent:
         """Return the audit event of this decision."""
         candidates, winner = candidate_fields(self.resolution) if self.resolution else ([], None)
+        kept = self.snapshot.kept(self.agent) if self.agent else None
         return AuditEvent(
             id=event_id,
             tenant=self.tenant,
@@ -78,6 +84,7 @@ class Trace:
             winner=winner,
             revision=self.snapshot.state.revision,
             allowlist_sha256=self.agent.allowlist_sha256 if self.agent else "",
+            agent_sha256=kept.sha256 if kept else "",
             static_digest=self.snapshot.static.digest,
             filter=self.filter,
             admitted=self.admitted,
@@ -86,6 +93,13 @@ class Trace:
             details={**(self.details or {}), "validate_only": True} if self.rehearses else self.details,
             server=server,
             decide_us=int((time.monotonic() - self.call.started) * 1_000_000),
+            caller_kind=self.caller_kind,
+            pin=self.resolution.pin if self.resolution else "",
+            drafts=self.drafts,
+            touched=self.touched,
+            touched_path=self.touched_path,
+            arguments_hmac=self.arguments_hmac,
+            inputs=(kept,) if kept else (),
         )
 
     def log(self, event: AuditEvent) -> None:

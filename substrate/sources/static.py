@@ -1,15 +1,15 @@
 """All that does not change between reloads: bundles, inline definitions, agents and name modes, with one digest."""
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from substrate.domain.agents import Agent
+from substrate.domain.audit import KeptInput
 from substrate.domain.candidates import Candidate, Layer, LayerKind
 from substrate.domain.catalog import NameModes, StaticCatalog
 from substrate.domain.errors import InvalidConfig, Violation
+from substrate.domain.inputs import static_input
 from substrate.domain.names import AgentName
 from substrate.sources import bundles
 from substrate.sources.bundles import Bundle, SourceProblem, load_bundle
@@ -24,15 +24,20 @@ SHIPPED = ("document-agent", "writing", "marketing")
 class StaticState:
     """What a server holds until the next reload; tenants share it.
 
-    `agents` are the inline ones, then those of the bundles in order, the first of a name. `digest` is the hex SHA-256
-    of everything here that can change a decision or an answer: equal digests answer equally, wherever the files lie.
+    `agents` are the inline ones, then those of the bundles in order, the first of a name. `kept` is what the audit
+    keeps of it: everything here that can change a decision or an answer.
     """
 
     catalog: StaticCatalog
     agents: Mapping[AgentName, Agent]
     bundles: tuple[Bundle, ...]
     problems: tuple[SourceProblem, ...]
-    digest: str
+    kept: KeptInput
+
+    @property
+    def digest(self) -> str:
+        """The hex SHA-256 of what is kept: equal digests answer equally, wherever the files lie."""
+        return self.kept.sha256
 
 
 def shipped_bundles() -> Path:
@@ -62,7 +67,7 @@ def load_static(config: Path | None, folders: Sequence[Path] = ()) -> StaticStat
         agents,
         loaded,
         tuple(problem for bundle in loaded for problem in bundle.problems),
-        _digest(catalog, agents),
+        static_input(catalog, agents.values()),
     )
 
 
@@ -90,22 +95,3 @@ def _load_bundles(settings: Config, violations: list[Violation]) -> tuple[Bundle
             message = f"The bundles in {first.root} and {bundle.root} are both called {bundle.name}."
             violations.append(Violation(ref.place, message))
     return tuple(loaded.values())
-
-
-def _digest(catalog: StaticCatalog, agents: Mapping[AgentName, Agent]) -> str:
-    content = {
-        "layers": [
-            [
-                [c.name, c.origin, c.standing.value, c.content_sha256, c.positional_base, c.problem]
-                for c in layer.candidates.values()
-            ]
-            for layer in catalog.layers
-        ],
-        # An agent's own digest leaves out the Skill tool, which can still be one that a skill asks for.
-        "agents": [
-            [agent.name, agent.origin, agent.content_sha256, agent.allowlist_sha256, agent.tools]
-            for agent in sorted(agents.values(), key=lambda agent: agent.name)
-        ],
-        "modes": [["/".join(pattern.segments), mode.value] for pattern, mode in catalog.modes.modes],
-    }
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()

@@ -30,7 +30,8 @@ class TenantState:
 
     `layers` holds the tombstones above the SkillDefs. An agent whose row cannot be read is None: it is refused rather
     than replaced by one of a lower layer. `versions` are those that labels and agents' pins point at; `suspended` is
-    why the tenant is suspended, and None when it is not.
+    why the tenant is suspended, and None when it is not; `arguments_key` is what the arguments of its calls are
+    recorded under.
     """
 
     tenant: TenantId
@@ -42,6 +43,7 @@ class TenantState:
     versions: Versions = field(default_factory=Versions)
     quotas: Quotas = field(default_factory=Quotas)
     suspended: str | None = None
+    arguments_key: bytes = field(default=b"", repr=False)
 
 
 def read_state(connection: Transaction, tenant: TenantId) -> TenantState:
@@ -61,6 +63,7 @@ def read_state(connection: Transaction, tenant: TenantId) -> TenantState:
         versions=read_versions(connection, tenant, own.values()),
         quotas=row.quotas,
         suspended=None if row.suspended_at is None else row.suspend_reason,
+        arguments_key=row.arguments_key,
     )
 
 

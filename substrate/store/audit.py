@@ -13,22 +13,24 @@ from enum import Enum
 from typing import Any
 
 import psycopg
-from psycopg.errors import InsufficientPrivilege, LockNotAvailable
+from psycopg.errors import DiskFull, InsufficientPrivilege, LockNotAvailable
 from sqlalchemy import Connection, Row, and_, insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from substrate.domain.audit import AuditEvent, Verb, chain_hash
+from substrate.domain.audit import GENESIS_HASH, AuditEvent, Verb, chain_hash
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import TenantId
 from substrate.domain.patterns import Pattern
 from substrate.store.pipeline import Pipeline
 from substrate.store.session import DatabaseRole
-from substrate.store.tables import audit_events, chain_heads
+from substrate.store.tables import audit_events, audit_inputs, chain_heads
 from substrate.store.tenants import INCARNATION, incarnation_of
 
 _LOCK_TIMEOUT_MS = 25
 _STATEMENT_TIMEOUT_MS = 1000
+_MAX_KEPT_KNOWN = 100_000
 
 _COLUMNS = (
     ("tenant_id", "text"),
@@ -63,11 +65,16 @@ WITH advanced AS (
 )
 INSERT INTO audit_events ({_NAMES}) SELECT {_NAMES} FROM json_to_recordset($2) AS event ({_TYPED})
 """  # noqa: S608 - made of constants only.
+_KEEP = """
+INSERT INTO audit_inputs (tenant_id, sha256, content) SELECT tenant_id, sha256, content
+FROM json_to_recordset($1) AS input (tenant_id text, sha256 text, content text) ORDER BY 1, 2 ON CONFLICT DO NOTHING
+"""
 _STATEMENTS = {
     "begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
     "lock": _HEADS,
     "lock free ones": f"{_HEADS} SKIP LOCKED",
     "revisions": "SELECT tenant_id, catalog_revision FROM tenants WHERE tenant_id = ANY($1::text[])",
+    "keep": _KEEP,
     "append": _APPEND,
     "commit": "COMMIT",
     "incarnation": INCARNATION,
@@ -87,11 +94,20 @@ class StoredEvent:
 
 
 class WriteFailedError(Exception):
-    """A batch that failed; whether its commit happened is unknown."""
+    """A batch that failed; `outcome_known` says that nothing of it was written, else it may have been committed."""
+
+    def __init__(self, error: psycopg.Error) -> None:
+        super().__init__(str(error))
+        # An error that the database reports itself undoes the transaction; without one the connection was lost.
+        self.outcome_known = error.sqlstate is not None
 
 
 class NothingWrittenError(WriteFailedError):
     """A batch that failed before anything was written, so that it may be put again."""
+
+    def __init__(self, error: psycopg.Error) -> None:
+        super().__init__(error)
+        self.outcome_known = True
 
 
 class Verdict(Enum):
@@ -144,7 +160,8 @@ def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:
 def append(connection: Connection, event: AuditEvent) -> None:
     """Append `event` in the caller's transaction; call it last, since it holds the tenant's chain head until the end.
 
-    Raises AuditUnavailable when the tenant has no chain, when somebody holds it for a second, and without the grants.
+    Raises AuditUnavailable when the tenant has no chain, when somebody holds it for a second, without the grants, and
+    when the disk is full.
     """
     this_head = chain_heads.c.tenant_id == event.tenant
     try:
@@ -155,10 +172,13 @@ def append(connection: Connection, event: AuditEvent) -> None:
         if head is None:
             raise AuditUnavailable(f"The tenant '{event.tenant}' has no audit chain.")
         row = row_of(event, head.sequence + 1, bytes(head.hash))
+        for kept in event.inputs:
+            values = {"tenant_id": event.tenant, "sha256": kept.sha256, "content": kept.content}
+            connection.execute(upsert(audit_inputs).values(values).on_conflict_do_nothing())
         connection.execute(insert(audit_events).values(**row))
         connection.execute(update(chain_heads).where(this_head).values(sequence=row["sequence"], hash=row["hash"]))
     except DBAPIError as error:
-        if isinstance(error.orig, LockNotAvailable | InsufficientPrivilege):
+        if isinstance(error.orig, LockNotAvailable | InsufficientPrivilege | DiskFull):
             raise AuditUnavailable("The change could not be recorded, so it is not made; try again shortly.") from error
         raise
 
@@ -172,6 +192,8 @@ class ChainWriter:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._pipeline: Pipeline | None = None
         self._incarnation = ""
+        # What this process has kept already, as far as it remembers, so that it is not sent with every event.
+        self._kept: set[tuple[str, str]] = set()
 
     def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
@@ -192,16 +214,76 @@ class ChainWriter:
                 return [Verdict.BUSY] * len(entries)
         except psycopg.Error as error:
             self.close()
-            raise NothingWrittenError(str(error)) from error
+            raise NothingWrittenError(error) from error
         try:
             stale = [
                 entry.check and (revisions.get(entry.tenant) != entry.revision or self._is_foreign(entry))
                 for entry in entries
             ]
-            return _settle(pipeline, entries, heads, revisions, stale)
+            return self._settle(pipeline, entries, heads, revisions, stale)
         except psycopg.Error as error:
             self.close()
-            raise WriteFailedError(str(error)) from error
+            raise WriteFailedError(error) from error
+
+    def probe(self, event: AuditEvent) -> None:
+        """Insert `event` and take it back; raise WriteFailedError when events cannot be written."""
+        row = _encode([row_of(event, 0, GENESIS_HASH)])
+        try:
+            self._connected().run(("begin", ()), ("append", ("[]", row)), ("rollback", ()))
+        except psycopg.Error as error:
+            self.close()
+            raise NothingWrittenError(error) from error
+
+    def _settle(
+        self,
+        pipeline: Pipeline,
+        entries: Sequence[Entry],
+        heads: dict[TenantId, tuple[int, bytes]],
+        revisions: dict[str, int],
+        stale: Sequence[bool],
+    ) -> list[Verdict]:
+        """Insert the events of the calls that are not stale, with what they were decided from, and commit."""
+        verdicts = []
+        written = []
+        for entry, is_stale in zip(entries, stale, strict=True):
+            if entry.tenant not in heads and entry.tenant in revisions:
+                verdicts.append(Verdict.BUSY)
+            elif is_stale:
+                verdicts.append(Verdict.STALE)
+            elif entry.event is not None and entry.tenant not in heads:
+                raise psycopg.DataError(f"The tenant {entry.tenant} has no chain for the event of a call.")
+            else:
+                verdicts.append(Verdict.CURRENT)
+                if entry.event is not None:
+                    written.append(entry.event)
+        self._commit(pipeline, written, heads)
+        return verdicts
+
+    def _commit(
+        self, pipeline: Pipeline, events: Sequence[AuditEvent], heads: dict[TenantId, tuple[int, bytes]]
+    ) -> None:
+        """Append `events` after `heads`, keep what they were decided from, and commit."""
+        rows = []
+        inputs: dict[tuple[TenantId, str], str] = {}
+        for event in events:
+            row = row_of(event, heads[event.tenant][0] + 1, heads[event.tenant][1])
+            rows.append(row)
+            heads[event.tenant] = (row["sequence"], row["hash"])
+            for kept in event.inputs:
+                if (event.tenant, kept.sha256) not in self._kept:
+                    inputs[(event.tenant, kept.sha256)] = kept.content
+        commands: list[tuple[str, Sequence[str]]] = []
+        if inputs:
+            kept_rows = [{"tenant_id": key[0], "sha256": key[1], "content": text} for key, text in inputs.items()]
+            commands.append(("keep", (_encode(kept_rows),)))
+        if rows:
+            moved = {event.tenant: heads[event.tenant] for event in events}
+            ends = [{"tenant_id": tenant, "sequence": head[0], "hash": head[1]} for tenant, head in moved.items()]
+            commands.append(("append", (_encode(ends), _encode(rows))))
+        pipeline.run(*commands, ("commit", ()))
+        if len(self._kept) > _MAX_KEPT_KNOWN:
+            self._kept.clear()
+        self._kept.update(inputs)
 
     def close(self) -> None:
         """Drop the connection; the next write makes a new one."""
@@ -220,6 +302,8 @@ class ChainWriter:
             self._connection = psycopg.connect(self._conninfo, options=options, connect_timeout=2, autocommit=True)
             self._pipeline = Pipeline(self._connection, _STATEMENTS)
             self._incarnation = _incarnation(self._pipeline)
+            # It may be another database than before, which has nothing of it.
+            self._kept.clear()
         return self._pipeline
 
     def _is_foreign(self, entry: Entry) -> bool:
@@ -232,7 +316,7 @@ def _incarnation(pipeline: Pipeline) -> str:
     return incarnation_of(row)
 
 
-def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[str, tuple[int, bytes]], dict[str, int]]:
+def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[TenantId, tuple[int, bytes]], dict[str, int]]:
     """Begin a transaction, lock the chain heads of `tenants` and read their revisions."""
     # With several tenants, one whose chain is held must not keep the others waiting: it is skipped and BUSY.
     lock = "lock" if len(tenants) == 1 else "lock free ones"
@@ -240,41 +324,8 @@ def _look(pipeline: Pipeline, tenants: list[TenantId]) -> tuple[dict[str, tuple[
     names = ("{" + ",".join(f'"{tenant}"' for tenant in tenants) + "}",)
     # The revisions are read by a statement of their own: it sees what was committed while the lock was waited for.
     _, locked, current = pipeline.run(("begin", ()), (lock, names), ("revisions", names))
-    heads = {tenant: (int(sequence), bytes.fromhex(digest)) for tenant, sequence, digest in locked}
+    heads = {TenantId(tenant): (int(sequence), bytes.fromhex(digest)) for tenant, sequence, digest in locked}
     return heads, {tenant: int(revision) for tenant, revision in current}
-
-
-def _settle(
-    pipeline: Pipeline,
-    entries: Sequence[Entry],
-    heads: dict[str, tuple[int, bytes]],
-    revisions: dict[str, int],
-    stale: Sequence[bool],
-) -> list[Verdict]:
-    """Insert the events of the calls that are not stale, move the heads, and commit."""
-    verdicts = []
-    rows = []
-    moved = set()
-    for entry, is_stale in zip(entries, stale, strict=True):
-        head = heads.get(entry.tenant)
-        if head is None and entry.tenant in revisions:
-            verdicts.append(Verdict.BUSY)
-            continue
-        if is_stale:
-            verdicts.append(Verdict.STALE)
-            continue
-        if entry.event is not None and head is None:
-            raise psycopg.DataError(f"The tenant {entry.tenant} has no chain for the event of a call.")
-        verdicts.append(Verdict.CURRENT)
-        if entry.event is not None and head is not None:
-            row = row_of(entry.event, head[0] + 1, head[1])
-            rows.append(row)
-            heads[entry.tenant] = (row["sequence"], row["hash"])
-            moved.add(entry.tenant)
-    ends = [{"tenant_id": tenant, "sequence": heads[tenant][0], "hash": heads[tenant][1]} for tenant in moved]
-    append = [("append", (_encode(ends), _encode(rows)))] if rows else []
-    pipeline.run(*append, ("commit", ()))
-    return verdicts
 
 
 def _as_text(value: Any) -> str:

@@ -36,7 +36,8 @@ class Tenant:
     """A tenant as operators see it.
 
     `suspended_at` is None unless it is suspended. `stored_bytes` counts the bodies, headers and files of all versions.
-    `writes_counted` is the number of changes in the minute that begins at `writes_minute`.
+    `writes_counted` is the number of changes in the minute that begins at `writes_minute`. `arguments_key` is the
+    secret under which the arguments of its calls are recorded.
     """
 
     tenant: TenantId
@@ -49,6 +50,7 @@ class Tenant:
     stored_bytes: int = 0
     writes_minute: datetime | None = None
     writes_counted: int = 0
+    arguments_key: bytes = field(default=b"", repr=False)
 
     def writes_at(self, now: datetime) -> int:
         """Return how many changes are counted in the minute of `now`."""
@@ -287,4 +289,5 @@ def _tenant(row: Row[tuple[object, ...]]) -> Tenant:
         stored_bytes=row.stored_bytes,
         writes_minute=row.writes_minute,
         writes_counted=row.writes_counted,
+        arguments_key=bytes(row.arguments_key),
     )

@@ -7,6 +7,7 @@ import pytest
 from substrate.domain.agents import Agent, parse_agent
 from substrate.domain.candidates import Candidate, Layer, LayerKind
 from substrate.domain.catalog import StaticCatalog
+from substrate.domain.inputs import static_input
 from substrate.domain.names import parse_skill_name
 from substrate.domain.skillheader import SkillHeader
 from substrate.sources.static import StaticState
@@ -32,7 +33,9 @@ def large(cluster: Cluster) -> Iterator[TestTenant]:
     skills = [inline(name, "") for name in MANY] + [inline(name, "\u20ac" * 20_000) for name in WIDE]
     catalog = StaticCatalog((Layer(LayerKind.INLINE, "inline", {skill.name: skill for skill in skills}),))
     agents = {found.name: found for found in (agent("many"), agent("wide"))}
-    with running_server(cluster, static=StaticState(catalog, agents, (), (), "0" * 64)) as server:
+    with running_server(
+        cluster, static=StaticState(catalog, agents, (), (), static_input(catalog, agents.values()))
+    ) as server:
         yield server.tenant()
 
 

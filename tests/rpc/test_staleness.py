@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.metrics import counted
 from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
 from tests.skills import refused, skill_md
 from tests.store.owner import held_chain
@@ -31,7 +32,7 @@ class Outage:
     tenant: TestTenant
     seen: Any
     newer_token: str
-    lost: list[int]
+    server: RunningServer
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,8 @@ def outage() -> Iterator[Outage]:
         tenant = server.tenant()
         seen = tenant.runtime.call(LIST, agent="doc-manager")
         newer = create(other.tenant(tenant.name), "doc/new")
-        lost: list[int] = []
-        server.app.writer._lost = lost.append
         cluster.postgres.stop()
-        yield Outage(tenant, seen, newer.state.catalog_token, lost)
+        yield Outage(tenant, seen, newer.state.catalog_token, server)
 
 
 def test_while_the_database_answers_nothing_old_is_given_nor_an_old_key_accepted(
@@ -110,8 +109,8 @@ def test_it_has_bounds(tenant: TestTenant, staleness: dict[str, int]) -> None:
 
 
 def test_an_event_that_was_not_written_is_counted(outage: Outage) -> None:
-    before = sum(outage.lost)
+    before = counted(outage.server, "substrate_audit_lost_events_total")
     outage.tenant.runtime.call(LIST, **HOUR)
     # A call that waits is settled after the events that were handed over before it.
     refused(outage.tenant.runtime, LIST, agent="doc-manager")
-    assert sum(outage.lost) > before
+    assert counted(outage.server, "substrate_audit_lost_events_total") > before

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.metrics import counted
 from tests.servers import Cluster, RunningServer, running_server
 from tests.skills import refused
 from tests.store.chain import events, faults
@@ -29,9 +30,7 @@ def best_effort(cluster: Cluster) -> Iterator[RunningServer]:
 
 
 def _lost(server: RunningServer) -> float:
-    found = server.app.metrics.registry.get_sample_value("substrate_audit_lost_events_total")
-    assert found is not None
-    return found
+    return counted(server, "substrate_audit_lost_events_total")
 
 
 @pytest.mark.usefixtures("unwritable")

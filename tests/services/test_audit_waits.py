@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from substrate.bootstrap import SystemClock
 from substrate.domain.errors import AuditUnavailable, DeadlineExceeded, StoreUnavailable
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
+from substrate.services.tallies import Tallies
 from substrate.store.audit import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
-from tests.services.writer import WAITING, Bench, call_of, frozen, outcomes, running_writer, seconds_until
+from tests.services.writer import WAITING, Bench, Watch, call_of, frozen, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults
 from tests.store.owner import held_chain, wait_until
 
@@ -94,10 +96,12 @@ def test_a_database_that_does_not_answer_refuses_in_a_second_and_recovers(bench:
 
 
 def test_a_database_that_was_never_there_is_a_typed_error_of_each_kind(tenants: list[str], cluster: Cluster) -> None:
-    writer = AuditWriter(ChainWriter("postgresql://nobody@/nowhere?host=/nowhere"), lambda _: None)
+    writer = AuditWriter(
+        ChainWriter("postgresql://nobody@/nowhere?host=/nowhere"), Tallies(SystemClock(), "test"), Watch()
+    )
     writer.start()
     with ThreadPoolExecutor(1) as pool:
-        bench = Bench(cluster, ChainWriter(cluster.login_url), writer, pool)
+        bench = Bench(cluster, ChainWriter(cluster.login_url), writer, pool, [])
         assert seconds_until(lambda: bench.settle(tenants[0]), AuditUnavailable) < REFUSE_AFTER
         assert seconds_until(lambda: bench.settle(tenants[0], required=False), StoreUnavailable) < REFUSE_AFTER
     writer.stop()

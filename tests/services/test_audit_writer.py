@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from substrate.bootstrap import SystemClock
 from substrate.domain.errors import AuditUnavailable, Cancelled
 from substrate.services import audit_writer
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
+from substrate.services.tallies import Tallies
 from substrate.store.audit import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
-from tests.services.writer import WAITING, Bench, call_of, outcomes, running_writer, seconds_until
+from tests.services.writer import WAITING, Bench, Watch, call_of, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults
 from tests.store.owner import change, held_chain, value, wait_until
 
@@ -125,10 +127,10 @@ def test_stopping_settles_what_was_handed_over(
 ) -> None:
     # What was handed over has to wait for the chain, on a busy machine for longer than calls usually do.
     monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
-    writer = AuditWriter(ChainWriter(cluster.login_url), lambda _: None)
+    writer = AuditWriter(ChainWriter(cluster.login_url), Tallies(SystemClock(), "test"), Watch())
     writer.start()
     with ThreadPoolExecutor(8) as pool:
-        bench = Bench(cluster, ChainWriter(cluster.login_url), writer, pool)
+        bench = Bench(cluster, ChainWriter(cluster.login_url), writer, pool, [])
         with held_chain(cluster, tenants[0]):
             calls = [bench.begin(tenant) for tenant in (tenants[0], tenants[0], *tenants)]
             wait_until(cluster, WAITING)

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -17,11 +17,35 @@ from substrate.domain.identity import Bearer
 from substrate.domain.names import KeyId, TenantId
 from substrate.services.audit_writer import AuditWriter
 from substrate.services.call import Call
+from substrate.services.tallies import Tallies
 from substrate.store.audit import ChainWriter, Entry, Verdict
 from tests.servers import Cluster
 from tests.store.chain import events
 
 WAITING = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%chain_heads%%')"
+
+
+class Watch:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events_lost: list[int] = []
+        self.causes: list[str] = []
+        self.health: list[bool] = []
+
+    def audit_queue(self, depth: int) -> None:
+        assert depth >= 0
+
+    def audit_committed(self, seconds: float, events: int) -> None:
+        assert seconds >= 0
+        assert events >= 0
+
+    def lost(self, events: int, cause: str) -> None:
+        self.events_lost.append(events)
+        self.causes.append(cause)
+
+    def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - as the writer says it.
+        self.health.append(healthy)
 
 
 @dataclass
@@ -32,7 +56,7 @@ class Bench:
     chain: ChainWriter
     writer: AuditWriter
     pool: ThreadPoolExecutor
-    lost: list[int] = field(default_factory=list)
+    lost: list[int]
 
     def settle(
         self, tenant: str, call: Call | None = None, *, required: bool = True, revision: int | None = None
@@ -54,12 +78,12 @@ class Bench:
 @contextmanager
 def running_writer(cluster: Cluster) -> Iterator[Bench]:
     """Run a writer with threads to call it from, and stop it when all of them have their answers."""
-    lost: list[int] = []
+    watch = Watch()
     chain = ChainWriter(cluster.login_url)
-    writer = AuditWriter(chain, lost.append)
+    writer = AuditWriter(chain, Tallies(SystemClock(), "test"), watch)
     writer.start()
     with ThreadPoolExecutor(40) as pool:
-        yield Bench(cluster, chain, writer, pool, lost)
+        yield Bench(cluster, chain, writer, pool, watch.events_lost)
     writer.stop()
 
 
