@@ -27,7 +27,7 @@ from substrate.domain.errors import AuditUnavailable, Cancelled, DeadlineExceede
 from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.services.call import Call
 from substrate.services.tallies import Kind, Tallies, Tally
-from substrate.store.audit import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
+from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
 
 REFUSE_AFTER = 1.0
 MAX_BATCH = 256

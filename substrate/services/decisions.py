@@ -38,7 +38,7 @@ from substrate.services.staleness import Reads
 from substrate.services.trace import Trace
 from substrate.sources.tenant import read_state
 from substrate.store import audit, requests, tenants
-from substrate.store.audit import Entry, Verdict
+from substrate.store.chain_writer import Entry, Verdict
 from substrate.store.session import Transaction
 
 T = TypeVar("T")

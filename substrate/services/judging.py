@@ -20,7 +20,7 @@ from substrate.services.call import Call, Clock
 from substrate.services.snapshots import Snapshot, Snapshots
 from substrate.services.trace import Trace
 from substrate.services.writers import Writers
-from substrate.store.audit import Entry, Verdict
+from substrate.store.chain_writer import Entry, Verdict
 from substrate.store.session import Database
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import pytest
 from substrate.domain.identity import Role
 from substrate.rpc.client import CallFailed, Client
 from substrate.services import decisions
-from substrate.store.audit import Entry
+from substrate.store.chain_writer import Entry
 from tests.servers import RunningServer, open_clients
 from tests.skills import skill_md
 

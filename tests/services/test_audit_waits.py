@@ -10,7 +10,7 @@ from substrate.bootstrap import SystemClock
 from substrate.domain.errors import AuditUnavailable, DeadlineExceeded, StoreUnavailable
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
 from substrate.services.tallies import Tallies
-from substrate.store.audit import ChainWriter, Verdict
+from substrate.store.chain_writer import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
 from tests.services.writer import WAITING, Bench, Watch, call_of, frozen, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults

@@ -11,7 +11,7 @@ from substrate.domain.errors import AuditUnavailable, Cancelled
 from substrate.services import audit_writer
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
 from substrate.services.tallies import Tallies
-from substrate.store.audit import ChainWriter, Verdict
+from substrate.store.chain_writer import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
 from tests.services.writer import WAITING, Bench, Watch, call_of, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults

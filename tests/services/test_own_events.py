@@ -50,8 +50,10 @@ def test_calls_without_a_key_and_of_tenants_that_are_none_are_the_platforms(clus
     with running_server(cluster) as server:
         stranger = server.client("sub_nobody-of-this-name.abcdef_wrongsecret")
         assert refused(stranger, "SkillService.InvokeSkill", **INVOKE).reason == "UNAUTHENTICATED"
-        with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError):
-            channel.unary_unary("/substrate.api.v1.SkillService/ListSkills")(b"")
+        with grpc.insecure_channel(server.address) as channel:
+            send: Any = channel.unary_unary("/substrate.api.v1.SkillService/ListSkills")
+            with pytest.raises(grpc.RpcError):
+                send(b"")
     keys = [event["details"]["keys"] for event in _recorded(cluster, "platform", "authenticate")[before:]]
     assert sum(found.get("abcdef", 0) for found in keys) == 1
     assert sum(found.get("none", 0) for found in keys) == 1
@@ -76,7 +78,7 @@ def test_events_that_were_lost_leave_a_gap_event_with_their_exact_number(cluster
 
 def _status(server: RunningServer) -> int:
     with grpc.insecure_channel(server.address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(service="substrate.api.v1.SkillService"), timeout=10)
     status: int = answer.status
     return status
@@ -99,9 +101,8 @@ def test_a_strict_server_that_cannot_record_is_not_serving_and_recovers_by_itsel
             change(cluster, "GRANT INSERT ON audit_events TO substrate_audit")
         # Nobody calls: the server finds out by itself.
         channel = grpc.insecure_channel(server.address)
-        watched = health_pb2_grpc.HealthStub(channel).Watch(
-            health_pb2.HealthCheckRequest(service="substrate.api.v1.SkillService"), timeout=30
-        )
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watched = stub.Watch(health_pb2.HealthCheckRequest(service="substrate.api.v1.SkillService"), timeout=30)
         serving = health_pb2.HealthCheckResponse.SERVING
         assert next(answer.status for answer in watched if answer.status == serving) == serving
         channel.close()

@@ -18,7 +18,7 @@ from substrate.domain.names import KeyId, TenantId
 from substrate.services.audit_writer import AuditWriter
 from substrate.services.call import Call
 from substrate.services.tallies import Tallies
-from substrate.store.audit import ChainWriter, Entry, Verdict
+from substrate.store.chain_writer import ChainWriter, Entry, Verdict
 from tests.servers import Cluster
 from tests.store.chain import events
 

@@ -98,7 +98,7 @@ class Pair:
     theirs: str
 
 
-def used_pair(server: RunningServer) -> Pair:
+def used_pair(cluster: Cluster, server: RunningServer) -> Pair:
     """Make two tenants and leave something of each in every table."""
     names = []
     for _ in range(2):
@@ -113,7 +113,16 @@ def used_pair(server: RunningServer) -> Pair:
         changed(tenant.author, "SkillDefService.SetLabel", name="doc/mine", label="staging", version=1)
         changed(tenant.author, "SkillDefService.SetSkillDisabled", name="doc/query", disabled=True)
         tenant.author.call("AgentService.PutAgent", agent={"name": "helper"})
+        # With an agent, so that it is kept what the decision was made from.
+        tenant.runtime.call("SkillService.ListSkills", agent="helper")
         names.append(tenant.name)
+    with connect(cluster) as owner:
+        for name in names:
+            owner.execute(
+                "INSERT INTO audit_starts (tenant_id, sequence, hash, stragglers, dropped, created_at)"
+                " VALUES (%s, 0, %s, '{}', '{}', now())",
+                [name, bytes(32)],
+            )
     return Pair(*names)
 
 

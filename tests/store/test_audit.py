@@ -14,7 +14,8 @@ from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import SkillName, TenantId
 from substrate.domain.patterns import PatternSet, parse_pattern
 from substrate.store import audit
-from substrate.store.audit import ChainWriter, Entry, Filter, NothingWrittenError, Verdict, WriteFailedError
+from substrate.store.audit import Filter
+from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
 from substrate.store.session import Database
 from tests.servers import Cluster, RunningServer
 from tests.store.chain import faults

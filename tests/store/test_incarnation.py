@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 from substrate.domain.names import PLATFORM_TENANT, TenantId
 from substrate.domain.tokens import CatalogToken
 from substrate.store import tenants
-from substrate.store.audit import ChainWriter, Entry, Verdict
+from substrate.store.chain_writer import ChainWriter, Entry, Verdict
 from substrate.store.embedded import DATABASE
 from substrate.store.migrate import LOGIN_ROLE, migrate
 from substrate.store.session import Database

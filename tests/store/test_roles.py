@@ -25,8 +25,8 @@ from tests.store.roles import (
 
 
 @pytest.fixture(scope="module")
-def pair(server: RunningServer) -> Pair:
-    return used_pair(server)
+def pair(cluster: Cluster, server: RunningServer) -> Pair:
+    return used_pair(cluster, server)
 
 
 def test_every_role_has_exactly_its_grants(cluster: Cluster) -> None:

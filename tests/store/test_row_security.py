@@ -14,8 +14,8 @@ from tests.store.roles import EVERY_COLUMN, GRANTS, TENANT_TABLES, Pair, acting_
 
 
 @pytest.fixture(scope="module")
-def pair(server: RunningServer) -> Pair:
-    return used_pair(server)
+def pair(cluster: Cluster, server: RunningServer) -> Pair:
+    return used_pair(cluster, server)
 
 
 def test_row_level_security_is_enabled_and_forced_wherever_there_is_a_tenant(cluster: Cluster) -> None:
