@@ -15,18 +15,17 @@ that proved nothing. While events cannot be written it tries four times a second
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 
 from substrate.domain.audit import AuditEvent
 from substrate.domain.errors import AuditUnavailable, Cancelled, DeadlineExceeded, StoreUnavailable
-from substrate.domain.names import PLATFORM_TENANT, TenantId
+from substrate.domain.names import TenantId
 from substrate.services.call import Call
-from substrate.services.tallies import Kind, Tallies, Tally
+from substrate.services.own_events import OwnEvents, Watch
+from substrate.services.tallies import Kind, Tallies
 from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
 
 REFUSE_AFTER = 1.0
@@ -34,26 +33,7 @@ MAX_BATCH = 256
 MAX_OFFERED = 10_000
 """Calls waiting to be settled at which further events that nobody waits for are dropped."""
 
-RETRY_SECONDS = 0.25
-"""How often it is tried whether events can be written again, and what the process has to say is put again."""
-
 _log = structlog.get_logger("substrate.audit")
-
-
-class Watch(Protocol):
-    """Who is told how the audit fares."""
-
-    def audit_queue(self, depth: int) -> None:
-        """Note how many calls wait to be settled."""
-
-    def audit_committed(self, seconds: float, events: int) -> None:
-        """Note that a batch with so many events took so long."""
-
-    def lost(self, events: int, cause: str) -> None:
-        """Count events of calls that were answered without them."""
-
-    def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - it is the whole message.
-        """Note whether events can be written."""
 
 
 class _Wake:
@@ -105,22 +85,17 @@ class AuditWriter:
 
     def __init__(self, writer: ChainWriter, tallies: Tallies, watch: Watch) -> None:
         self._writer = writer
-        self._tallies = tallies
         self._watch = watch
+        self._own = OwnEvents(writer, tallies, watch)
         self._queue: queue.SimpleQueue[_Ticket | _Wake | None] = queue.SimpleQueue()
-        self._own: deque[AuditEvent] = deque()
-        self._on_health: list[Callable[[bool], None]] = [watch.audit_healthy]
-        self._healthy = True
-        self._tried_at = 0.0
         self._thread = threading.Thread(target=self._run, name="audit-writer", daemon=True)
 
     def tell(self, on_health: Callable[[bool], None]) -> None:
         """Let `on_health` be told whenever events cannot be written any more, and when they can be again."""
-        self._on_health.append(on_health)
+        self._own.tell(on_health)
 
     def start(self) -> None:
         """Start the thread."""
-        self._watch.audit_healthy(self._healthy)
         self._thread.start()
 
     def stop(self) -> None:
@@ -131,12 +106,12 @@ class AuditWriter:
 
     def announce(self, event: AuditEvent) -> None:
         """Record an event of the process itself, as soon as that can be done."""
-        self._own.append(event)
+        self._own.announce(event)
         self._queue.put(_Wake())
 
     def unproven(self, tenant: TenantId, key_id: str) -> None:
         """Count a call to `tenant` whose key proved nothing."""
-        if self._tallies.count(Kind.UNPROVEN, tenant, key_id):
+        if self._own.count(Kind.UNPROVEN, tenant, key_id):
             self._queue.put(_Wake())
 
     def settle(self, entry: Entry, call: Call, *, required: bool) -> Verdict:
@@ -172,12 +147,12 @@ class AuditWriter:
 
     def _lost(self, tenant: TenantId, cause: str) -> None:
         self._watch.lost(1, cause)
-        if self._tallies.count(Kind.LOST, tenant, cause):
+        if self._own.count(Kind.LOST, tenant, cause):
             self._queue.put(_Wake())
 
-    def _refuse(self, ticket: _Ticket, cause: str) -> None:
+    def _refuse(self, ticket: _Ticket, cause: str | None) -> None:
         ticket.refuse()
-        if ticket.offered and ticket.entry.event is not None:
+        if ticket.offered and ticket.entry.event is not None and cause is not None:
             self._lost(ticket.entry.tenant, cause)
 
     def _run(self) -> None:
@@ -188,7 +163,7 @@ class AuditWriter:
             if batch:
                 waiting = self._settle(batch) + [ticket for ticket in waiting if ticket not in batch]
             try:
-                self._attend(last=not open_for_more and not waiting)
+                self._own.attend(last=not open_for_more and not waiting)
             except Exception:  # noqa: BLE001 - as in `_settle`.
                 _log.exception("audit.own_events_faulty")
 
@@ -198,7 +173,7 @@ class AuditWriter:
         while open_for_more and len(batch) < MAX_BATCH:
             try:
                 block = not batch and not waiting
-                ticket = self._queue.get(block, self._pause() if block else None)
+                ticket = self._queue.get(block, self._own.pause() if block else None)
             except queue.Empty:
                 break
             if ticket is None:
@@ -225,14 +200,20 @@ class AuditWriter:
             return []
 
     def _settle_or_fail(self, batch: list[_Ticket]) -> list[_Ticket]:
+        if not self._own.healthy:
+            # Those that may do without their event must not wait for an attempt that is likely to fail.
+            self._spare([ticket for ticket in batch if not ticket.required], "write_failed")
+            batch = [ticket for ticket in batch if ticket.required]
+            if not batch:
+                return []
         entries = [ticket.to_write() for ticket in batch]
         began = time.monotonic()
         try:
             verdicts = self._write(entries)
         except WriteFailedError as error:
             _log.error("audit.batch_failed", error=str(error), calls=len(batch))
-            self._become(healthy=False)
-            self._fail(batch, "write_failed" if error.outcome_known else "outcome_unknown")
+            self._own.become(healthy=False)
+            self._fail(batch, self._cause(error))
             return []
         again = []
         events = 0
@@ -246,7 +227,7 @@ class AuditWriter:
                 self._refuse(ticket, "busy")
         self._watch.audit_committed(time.monotonic() - began, events)
         if events:
-            self._become(healthy=True)
+            self._own.become(healthy=True)
         return again
 
     def _write(self, entries: list[Entry]) -> list[Verdict]:
@@ -256,11 +237,30 @@ class AuditWriter:
             # The connection was lost while idle, as when the database restarted; a new one may do.
             return self._writer.write(entries)
 
-    def _fail(self, batch: list[_Ticket], cause: str) -> None:
-        """Refuse the calls that need their event; the others still need their revision read."""
-        spared = [ticket for ticket in batch if not ticket.required and not ticket.offered]
+    def _cause(self, error: WriteFailedError) -> str | None:
+        """Return why the events of a failed batch are lost; None when they were committed all the same."""
+        if error.outcome_known:
+            return "write_failed"
+        match self._writer.was_committed(error.ends):
+            case True:
+                return None
+            case False:
+                return "write_failed"
+            case _:
+                return "outcome_unknown"
+
+    def _fail(self, batch: list[_Ticket], cause: str | None) -> None:
+        """Refuse the calls that need their event, and spare the others."""
         for ticket in batch:
-            if ticket not in spared:
+            if ticket.required:
+                self._refuse(ticket, cause)
+        self._spare([ticket for ticket in batch if not ticket.required], cause)
+
+    def _spare(self, tickets: list[_Ticket], cause: str | None) -> None:
+        """Settle calls without their events, which are lost for `cause`: they still need their revision read."""
+        spared = [ticket for ticket in tickets if not ticket.offered]
+        for ticket in tickets:
+            if ticket.offered:
                 self._refuse(ticket, cause)
         if not spared:
             return
@@ -274,61 +274,6 @@ class AuditWriter:
             if verdict is Verdict.BUSY:
                 ticket.refuse()
                 continue
-            if verdict is Verdict.CURRENT and ticket.entry.event is not None:
+            if verdict is Verdict.CURRENT and ticket.entry.event is not None and cause is not None:
                 self._lost(ticket.entry.tenant, cause)
             ticket.finish(verdict)
-
-    def _pause(self) -> float | None:
-        """Return after how many seconds the thread has something to do even when no call comes; None for never."""
-        if not self._healthy or self._own:
-            return RETRY_SECONDS
-        left = self._tallies.seconds_to_wait()
-        return None if left is None else max(RETRY_SECONDS, left)
-
-    def _attend(self, *, last: bool) -> None:
-        """Try whether events can be written again, and write what the process itself has to say."""
-        now = time.monotonic()
-        if not last and now - self._tried_at < RETRY_SECONDS:
-            return
-        if not self._healthy:
-            self._tried_at = now
-            self._probe()
-        if self._healthy and (self._own or self._tallies.seconds_to_wait() is not None):
-            self._tried_at = now
-            self._write_own(self._tallies.take(at_once=last))
-
-    def _probe(self) -> None:
-        try:
-            now = self._tallies.now()
-            self._writer.probe(self._tallies.event(Tally(Kind.LOST, PLATFORM_TENANT, now, now)))
-        except WriteFailedError:
-            return
-        self._become(healthy=True)
-
-    def _write_own(self, tallies: list[Tally]) -> None:
-        own = list(self._own)
-        events = own + [self._tallies.event(tally) for tally in tallies]
-        if not events:
-            return
-        try:
-            verdicts = self._writer.write(
-                [Entry(event.tenant, check=False, revision=None, event=event) for event in events]
-            )
-        except WriteFailedError as error:
-            _log.error("audit.own_events_failed", error=str(error), events=len(events))
-            verdicts = [Verdict.BUSY] * len(events)
-            self._become(healthy=False)
-        for event, verdict in zip(own, verdicts, strict=False):
-            if verdict is not Verdict.BUSY:
-                self._own.remove(event)
-        for tally, verdict in zip(tallies, verdicts[len(own) :], strict=True):
-            if verdict is Verdict.BUSY:
-                self._tallies.give_back(tally)
-
-    def _become(self, *, healthy: bool) -> None:
-        if healthy is self._healthy:
-            return
-        self._healthy = healthy
-        _log.warning("audit.healthy" if healthy else "audit.unhealthy")
-        for tell in self._on_health:
-            tell(healthy)

@@ -6,13 +6,13 @@ nothing else costs the server so little for each event.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import psycopg
-from psycopg.errors import LockNotAvailable
+from psycopg.errors import AdminShutdown, CrashShutdown, IdleInTransactionSessionTimeout, LockNotAvailable
 from sqlalchemy.engine import make_url
 
 from substrate.domain.audit import GENESIS_HASH, AuditEvent
@@ -23,7 +23,9 @@ from substrate.store.session import DatabaseRole
 from substrate.store.tenants import INCARNATION, incarnation_of
 
 _LOCK_TIMEOUT_MS = 25
-_STATEMENT_TIMEOUT_MS = 1000
+_STATEMENT_TIMEOUT_MS = 700
+"""Below the second after which a call is refused, so that one that may do without its event still gets its answer."""
+
 _MAX_KEPT_KNOWN = 100_000
 
 _COLUMNS = (
@@ -76,20 +78,28 @@ _STATEMENTS = {
 }
 
 
-class WriteFailedError(Exception):
-    """A batch that failed; `outcome_known` says that nothing of it was written, else it may have been committed."""
+_ENDED = (AdminShutdown, CrashShutdown, IdleInTransactionSessionTimeout)
+"""With these the database ends a session, maybe after it has committed."""
 
-    def __init__(self, error: psycopg.Error) -> None:
+
+class WriteFailedError(Exception):
+    """A batch that failed; `outcome_known` says that nothing of it was written, else it may have been committed.
+
+    `ends` are then the chain heads, as (sequence, hash), that its commit would have left.
+    """
+
+    def __init__(self, error: psycopg.Error, ends: Mapping[TenantId, tuple[int, bytes]]) -> None:
         super().__init__(str(error))
         # An error that the database reports itself undoes the transaction; without one the connection was lost.
-        self.outcome_known = error.sqlstate is not None
+        self.outcome_known = error.sqlstate is not None and not isinstance(error, _ENDED)
+        self.ends = ends
 
 
 class NothingWrittenError(WriteFailedError):
     """A batch that failed before anything was written, so that it may be put again."""
 
     def __init__(self, error: psycopg.Error) -> None:
-        super().__init__(error)
+        super().__init__(error, {})
         self.outcome_known = True
 
 
@@ -126,6 +136,8 @@ class ChainWriter:
         self._incarnation = ""
         # What this process has kept already, as far as it remembers, so that it is not sent with every event.
         self._kept: set[tuple[str, str]] = set()
+        # The heads that the batch in hand leaves where it appends.
+        self._moving: dict[TenantId, tuple[int, bytes]] = {}
 
     def write(self, entries: Sequence[Entry]) -> list[Verdict]:
         """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
@@ -154,8 +166,26 @@ class ChainWriter:
             ]
             return self._settle(pipeline, entries, heads, revisions, stale)
         except psycopg.Error as error:
+            self._undo(error)
+            raise WriteFailedError(error, self._moving) from error
+
+    def was_committed(self, ends: Mapping[TenantId, tuple[int, bytes]]) -> bool | None:
+        """Return whether the batch that would have left `ends` was committed; None when that cannot be told.
+
+        Somebody else may have appended since, or still hold the chains, or the database be away.
+        """
+        try:
+            heads, _ = _look(self._connected(), sorted(ends))
+            self._connected().run(("rollback", ()))
+        except psycopg.Error:
             self.close()
-            raise WriteFailedError(error) from error
+            return None
+        if any(heads.get(tenant) == end for tenant, end in ends.items()):
+            return True
+        # A chain that is shorter than it would be has not got the batch, and all chains of a batch are moved at once.
+        if any(tenant in heads and heads[tenant][0] < end[0] for tenant, end in ends.items()):
+            return False
+        return None
 
     def probe(self, event: AuditEvent) -> None:
         """Insert `event` and take it back; raise WriteFailedError when events cannot be written."""
@@ -163,8 +193,18 @@ class ChainWriter:
         try:
             self._connected().run(("begin", ()), ("append", ("[]", row)), ("rollback", ()))
         except psycopg.Error as error:
-            self.close()
+            self._undo(error)
             raise NothingWrittenError(error) from error
+
+    def _undo(self, error: psycopg.Error) -> None:
+        """End the transaction that failed, and the connection too unless the database itself has said why."""
+        try:
+            if self._pipeline is not None and error.sqlstate is not None and not isinstance(error, _ENDED):
+                self._pipeline.run(("rollback", ()))
+                return
+        except psycopg.Error:
+            pass
+        self.close()
 
     def _settle(
         self,
@@ -204,12 +244,12 @@ class ChainWriter:
             for kept in event.inputs:
                 if (event.tenant, kept.sha256) not in self._kept:
                     inputs[(event.tenant, kept.sha256)] = kept.content
+        moved = self._moving = {event.tenant: heads[event.tenant] for event in events}
         commands: list[tuple[str, Sequence[str]]] = []
         if inputs:
             kept_rows = [{"tenant_id": key[0], "sha256": key[1], "content": text} for key, text in inputs.items()]
             commands.append(("keep", (_encode(kept_rows),)))
         if rows:
-            moved = {event.tenant: heads[event.tenant] for event in events}
             ends = [{"tenant_id": tenant, "sequence": head[0], "hash": head[1]} for tenant, head in moved.items()]
             commands.append(("append", (_encode(ends), _encode(rows))))
         pipeline.run(*commands, ("commit", ()))

@@ -20,16 +20,13 @@ _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_
 class Pipeline:
     """The `statements` of one connection, by name; they take ``$1``, ``$2``, … and give rows of texts.
 
-    The connection belongs to the pipeline, which leaves the beginning and the end of transactions to its statements.
-    Raises psycopg.Error.
+    The connection belongs to the pipeline, which leaves the beginning and the end of transactions to its statements. A
+    statement is prepared when it is first run, so that a table that is locked holds up only those that need it.
     """
 
     def __init__(self, connection: Connection[Any], statements: Mapping[str, str]) -> None:
         self._libpq = connection.pgconn
-        for name, statement in statements.items():
-            prepared = self._libpq.prepare(name.encode(), statement.encode())
-            if prepared.status in _FAILED:
-                raise error_from_result(prepared)
+        self._unprepared = dict(statements)
         self._libpq.nonblocking = 1
         self._libpq.enter_pipeline_mode()
         self._socket = select.poll()
@@ -40,6 +37,9 @@ class Pipeline:
         Raises psycopg.Error: that of the first statement that failed, after which none ran; OperationalError also when
         the connection was lost or was silent for 5 s, and then it is of no more use.
         """
+        preparing = {name for name, _ in commands if name in self._unprepared}
+        for name in preparing:
+            self._libpq.send_prepare(name.encode(), self._unprepared[name].encode())
         for name, values in commands:
             self._libpq.send_query_prepared(name.encode(), [value.encode() for value in values])
         self._libpq.pipeline_sync()
@@ -47,9 +47,14 @@ class Pipeline:
             # The server may not take more before its answers so far have been read.
             self._wait(select.POLLIN | select.POLLOUT)
             self._libpq.consume_input()
+        prepared = [(name, self._result_of_one()) for name in preparing]
         results = [self._result_of_one() for _ in commands]
         self._result()  # That of the sync.
-        failed = next((result for result in results if result.status in _FAILED), None)
+        for name, result in prepared:
+            if result.status not in _FAILED:
+                # Whatever became of the rest: what has been prepared stays so.
+                del self._unprepared[name]
+        failed = next((r for r in (*(result for _, result in prepared), *results) if r.status in _FAILED), None)
         if failed is not None:
             raise error_from_result(failed)
         return [_rows(result) for result in results]

@@ -45,9 +45,15 @@ def test_more_is_sent_than_a_socket_takes_at_once(pipeline: Pipeline) -> None:
     assert pipeline.run(*[("length", (long,))] * 3) == [[("8000000",)]] * 3
 
 
-def test_a_statement_that_cannot_be_prepared_is_refused_at_once(connection: psycopg.Connection) -> None:
-    with pytest.raises(errors.SyntaxError):
-        Pipeline(connection, {"wrong": "SELEKT 1"})
+def test_a_statement_that_cannot_be_prepared_fails_when_it_is_run_and_keeps_no_other_from_running(
+    connection: psycopg.Connection,
+) -> None:
+    pipeline = Pipeline(connection, {"wrong": "SELEKT 1", "right": "SELECT 1"})
+    assert pipeline.run(("right", ())) == [[("1",)]]
+    for _ in range(2):
+        with pytest.raises(errors.SyntaxError):
+            pipeline.run(("right", ()), ("wrong", ()))
+    assert pipeline.run(("right", ())) == [[("1",)]]
 
 
 def test_a_lost_connection_is_an_error(pipeline: Pipeline, connection: psycopg.Connection) -> None:
