@@ -66,6 +66,17 @@ def test_a_strict_server_answers_lists_without_their_events_and_counts_them(
 
 
 @pytest.mark.usefixtures("unwritable")
+def test_lists_need_their_events_too_where_that_is_configured(cluster: Cluster) -> None:
+    with running_server(cluster, audit_lists="strict") as server:
+        tenant = server.tenant()
+        for method in ("SkillService.ListSkills", "SkillService.PrepareRun"):
+            failed = refused(tenant.runtime, method, agent="doc-manager")
+            assert (failed.code, failed.reason) == ("UNAVAILABLE", "AUDIT_UNAVAILABLE")
+        assert _lost(server) == 0
+    assert events(cluster, tenant.name) == []
+
+
+@pytest.mark.usefixtures("unwritable")
 def test_a_best_effort_server_answers_all_without_their_events_and_counts_them(
     cluster: Cluster, best_effort: RunningServer
 ) -> None:

@@ -64,7 +64,9 @@ def test_a_revoked_key_is_refused_although_the_snapshot_at_hand_admits_it(
     assert (failed.code, failed.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
     failed = refused(client, "SkillService.ListSkills", agent="doc-manager")
     assert (failed.code, failed.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
-    assert _verbs(cluster, tenant)[before:] == [("revoke_key", "")]
+    # Whenever the calls that proved nothing are recorded, they are no decisions.
+    decided = [found for found in _verbs(cluster, tenant)[before:] if found[0] != "authenticate"]
+    assert decided == [("revoke_key", "")]
 
 
 def test_a_new_key_is_admitted_although_the_snapshot_at_hand_does_not_know_it(
