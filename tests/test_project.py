@@ -1,5 +1,6 @@
 """The repository as a whole: what its pages promise is there, and the package holds what the server needs."""
 
+import dataclasses
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from substrate.domain.audit import AuditEvent, Verb
 from substrate.rpc.agents import AgentServicer
 from substrate.rpc.audit import AuditServicer
 from substrate.rpc.skill_defs import SkillDefServicer
@@ -43,7 +45,7 @@ FOREIGN = [
 def files() -> Iterator[Path]:
     """Yield every file that belongs to the project, whether or not it is under version control here."""
     yield from (path for path in ROOT.iterdir() if path.is_file())
-    for top in (".ci", "bundles", "migrations", "protos", "substrate", "tests"):
+    for top in (".ci", "bundles", "docs", "migrations", "protos", "substrate", "tests"):
         yield from (path for path in (ROOT / top).rglob("*") if path.is_file() and path.suffix != ".pyc")
 
 
@@ -62,11 +64,21 @@ def test_the_folder_map_leads_to_places_that_are_there() -> None:
 
 
 def test_every_file_and_target_that_the_readme_names_is_there() -> None:
-    named = re.findall(r"`((?:substrate|tests|protos|migrations|bundles)/[\w./-]+)`", README)
+    named = re.findall(r"`((?:substrate|tests|protos|migrations|bundles|docs)/[\w./-]+)`", README)
     assert [path for path in named if not (ROOT / path).exists()] == []
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     called = re.findall(r"`make ([a-z-]+)|^make ([a-z-]+)", README + (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert {first or second for first, second in called} <= set(targets)
+
+
+def test_every_field_of_an_event_and_every_verb_of_the_servers_own_is_described() -> None:
+    page = (ROOT / "docs/audit.md").read_text()
+    table = page.partition("\n## The event\n")[2].partition("\n## ")[0]
+    described = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.partition(" | ")[0])}
+    fields = {field.name for field in dataclasses.fields(AuditEvent)} - {"inputs"}
+    assert fields - described == set()
+    for verb in (Verb.GAP, Verb.LOAD_STATIC, Verb.AUTHENTICATE, Verb.RETENTION):
+        assert f"`{verb.value}`" in table
 
 
 def test_the_readme_lists_every_setting_with_its_default() -> None:
