@@ -9,7 +9,8 @@ import os
 import random
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +34,10 @@ from substrate.services.archives import Archives
 from substrate.services.audit import Audit
 from substrate.services.audit_writer import AuditWriter
 from substrate.services.catalog import CatalogView
+from substrate.services.checkpoints import Checkpointer
 from substrate.services.decisions import Decisions
+from substrate.services.explain import Explain
+from substrate.services.history import History
 from substrate.services.keys import Keys, issue_first_key
 from substrate.services.skill_def_views import SkillDefViews
 from substrate.services.skill_defs import SkillDefs
@@ -43,15 +47,20 @@ from substrate.services.snapshots import Snapshots
 from substrate.services.static_states import load_event
 from substrate.services.tallies import Tallies
 from substrate.services.tenants import Tenants
+from substrate.services.usage import Usage
+from substrate.services.verification import KeptCheckpoints, Verification
+from substrate.services.who_can import WhoCan
 from substrate.services.writers import Writers
 from substrate.settings import Settings
 from substrate.sources.bundles import SourceProblem
 from substrate.sources.static import StaticState, load_static
 from substrate.sources.tenant import TenantSource
 from substrate.store import migrate as migrations
-from substrate.store.audit import ChainWriter
+from substrate.store.chain_writer import ChainWriter
+from substrate.store.checkpoint_file import CheckpointFile
 from substrate.store.embedded_files import EmbeddedPostgresError
 from substrate.store.session import Database, UnsafeRolesError, check_roles
+from substrate.store.signing_keys import made_signing_key, signing_key
 
 DEFAULT_TENANT = TenantId("default")
 
@@ -121,7 +130,7 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         database.close()
         raise
     source = TenantSource(database)
-    snapshots = Snapshots(source, static)
+    snapshots = Snapshots(source, static, metrics)
     name = f"{socket.gethostname()}/{os.getpid()}"
     writer = AuditWriter(ChainWriter(url), Tallies(clock, name), metrics)
     decisions = Decisions(
@@ -144,7 +153,14 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
             ),
             agents=AgentServicer(Agents(decisions)),
             tenants=TenantServicer(Tenants(decisions), Keys(decisions)),
-            audit=AuditServicer(Audit(decisions, source)),
+            audit=AuditServicer(
+                Audit(decisions),
+                Explain(decisions),
+                WhoCan(decisions),
+                History(decisions),
+                Usage(decisions),
+                Verification(decisions, KeptCheckpoints(settings.checkpoints_file, settings.signing_key_file)),
+            ),
         ),
         admission=Admission(
             settings.threads,
@@ -164,6 +180,24 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
     writer.start()
     writer.announce(load_event(clock, name, static, None))
     return App(database, snapshots, writer, server, metrics, clock, name)
+
+
+@contextmanager
+def checkpointing(settings: Settings, url: str) -> Iterator[Checkpointer]:
+    """Give what signs the audit's chains in the database at `url`, yet to be started; it ends with the block.
+
+    The key is made when none is named. Raises InvalidConfig when key or file cannot be used.
+    """
+    named = settings.audit_signing_key
+    key = signing_key(named) if named is not None else made_signing_key(settings.signing_key_file)
+    file = CheckpointFile(settings.checkpoints_file, key)
+    database = Database(url, pool_size=1)
+    checkpointer = Checkpointer(database, file, SystemClock())
+    try:
+        yield checkpointer
+    finally:
+        checkpointer.stop()
+        database.close()
 
 
 def reload_static(app: App, config: Path | None) -> bool:

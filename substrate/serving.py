@@ -17,7 +17,16 @@ from pathlib import Path
 import structlog
 
 from substrate import logs
-from substrate.bootstrap import DEFAULT_TENANT, App, SystemClock, assemble, freeze, reload_static, report
+from substrate.bootstrap import (
+    DEFAULT_TENANT,
+    App,
+    SystemClock,
+    assemble,
+    checkpointing,
+    freeze,
+    reload_static,
+    report,
+)
 from substrate.domain.agents import Agent
 from substrate.domain.candidates import Candidate
 from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of
@@ -26,6 +35,7 @@ from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.rpc.metrics import serve_merged
 from substrate.rpc.server import Listener, require_safe
+from substrate.services.checkpoints import Checkpointer
 from substrate.services.keys import issue_first_key
 from substrate.settings import Settings, default_data_dir
 from substrate.sources.static import StaticState, load_static
@@ -52,10 +62,10 @@ def serve(settings: Settings) -> int:
     static = load_static(settings.config)
     report(static)
     events = _events()
-    with _database(settings, events) as (url, embedded):
-        if settings.workers == 1:
-            return _serve_alone(settings, listener, url, static, events, embedded=embedded)
-        return _serve_with_workers(settings, listener, url, static, events, embedded=embedded)
+    # The checkpoints end last, so that they hold what the server records when it ends.
+    with _database(settings, events) as (url, embedded), checkpointing(settings, url) as checkpointer:
+        run = _serve_alone if settings.workers == 1 else _serve_with_workers
+        return run(settings, listener, url, static, events, checkpointer, embedded=embedded)
 
 
 def serve_worker(settings: Settings) -> int:
@@ -104,12 +114,14 @@ def _serve_alone(
     url: str,
     static: StaticState,
     events: "queue.SimpleQueue[object]",
+    checkpointer: Checkpointer,
     *,
     embedded: bool,
 ) -> int:
     app = assemble(settings, url, static)
     try:
         port = app.server.start(listener)
+        checkpointer.start()
         address = f"{settings.listen.rpartition(':')[0]}:{port}"
         if settings.metrics_port is not None:
             app.metrics.serve(settings.metrics_port)
@@ -140,6 +152,7 @@ def _serve_with_workers(
     url: str,
     static: StaticState,
     events: "queue.SimpleQueue[object]",
+    checkpointer: Checkpointer,
     *,
     embedded: bool,
 ) -> int:
@@ -154,6 +167,7 @@ def _serve_with_workers(
     with tempfile.TemporaryDirectory(prefix="substrate-metrics-") as counters:
 
         def on_ready() -> None:
+            checkpointer.start()
             if settings.metrics_port is not None:
                 serve_merged(settings.metrics_port, counters)
             keys_file = None

@@ -88,6 +88,17 @@ class Settings(BaseSettings):
         Literal["best_effort", "strict"],
         Field(description="Whether lists and prepared runs wait for their audit event in strict mode too."),
     ] = "best_effort"
+    audit_checkpoints: Annotated[
+        Path | None,
+        Field(description="File of the audit's signed checkpoints; else audit-checkpoints.jsonl in the data folder."),
+    ] = None
+    audit_signing_key: Annotated[
+        Path | None,
+        Field(
+            description="PEM file of the Ed25519 private key that signs them; else audit-signing-key.pem in the data "
+            "folder, which is made at the first start."
+        ),
+    ] = None
     metrics_port: Annotated[
         int | None, Field(ge=0, le=65535, description="Port of the Prometheus metrics on loopback; none without it.")
     ] = None
@@ -101,3 +112,13 @@ class Settings(BaseSettings):
 
     address: Annotated[str | None, Field(description="Client: the server to call.")] = None
     key: Annotated[SecretStr | None, Field(description="Client: the bearer key.")] = None
+
+    @property
+    def checkpoints_file(self) -> Path:
+        """The file of signed checkpoints."""
+        return self.audit_checkpoints or self.data_dir / "audit-checkpoints.jsonl"
+
+    @property
+    def signing_key_file(self) -> Path:
+        """The file of the key that signs checkpoints; only when it was not named may it be made."""
+        return self.audit_signing_key or self.data_dir / "audit-signing-key.pem"

@@ -1,7 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -10,11 +10,37 @@ from hypothesis import settings
 # another program at once and needs none of them. gRPC looks at this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+from tests import processes
+from tests.secrecy import leaks, secrets_in
 from tests.servers import Cluster, RunningServer, TestTenant, open_clients, running_cluster, running_server
 
 # The suite gives the same verdict on the same code; HYPOTHESIS_PROFILE=default looks further, with other examples.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test during which a server in this process logged a secret."""
+    report = yield
+    if report.when != "teardown":
+        # The last report holds the output of all phases.
+        return report
+    found = sorted({secret for _, text in report.sections for secret in secrets_in(text)})
+    if found and report.outcome == "passed":
+        report.outcome = "failed"
+        report.longrepr = f"The test's output holds {', '.join(found)}."
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _readable_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail, at the end, when a server or a command that was run as a process logged a secret."""
+    folder = tmp_path_factory.mktemp("logs")
+    processes.log_folder.append(folder)
+    yield
+    processes.log_folder.clear()
+    assert leaks(folder.iterdir()) == []
 
 
 @pytest.fixture(autouse=True)

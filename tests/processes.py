@@ -22,6 +22,9 @@ from tests.servers import Cluster
 SECONDS = 60
 """How long to wait for what takes a second on an idle machine."""
 
+log_folder: list[Path] = []
+"""The folder, if there is one, that keeps what servers log, for whoever looks whether it is all fit to be read."""
+
 COMMAND = (sys.executable, "-m", "substrate")
 
 # Self-signed, for 127.0.0.1 and localhost; the key guards nothing.
@@ -40,9 +43,18 @@ def environment() -> dict[str, str]:
 
 def run(*command: str, cwd: str = "/") -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
-    return subprocess.run(  # noqa: S603 - our own programs.
+    done = subprocess.run(  # noqa: S603 - our own programs.
         command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
+    keep("commands", done.stderr)
+    return done
+
+
+def keep(name: str, text: str) -> None:
+    """Add `text` to what is kept of the log called `name`."""
+    for folder in log_folder:
+        with (folder / f"{name}.log").open("a") as file:
+            file.write(text)
 
 
 @contextmanager
@@ -103,6 +115,7 @@ class Serving:
 
     def _read(self, stderr: IO[bytes]) -> None:
         for line in stderr:
+            keep(str(self.pid), line.decode())
             self._log.put(line.decode().rstrip("\n"))
         self._log.put(None)
 

@@ -6,11 +6,13 @@ import pytest
 
 from substrate.rpc.client import CallFailed, Client
 
+DEFAULT_BODY = "Do it.\n"
+
 NO_ETAG = "r0"
 """The etag of a name that the tenant has said nothing of."""
 
 
-def skill_md(name: str, body: str = "Do it.\n", description: str = "Does it.", header: str = "") -> str:
+def skill_md(name: str, body: str = DEFAULT_BODY, description: str = "Does it.", header: str = "") -> str:
     """Return a SKILL.md; `header` is more frontmatter, whole lines."""
     return f"---\nname: {name}\ndescription: {description}\n{header}---\n{body}"
 

@@ -1,7 +1,6 @@
 """The server as a process on a database that someone else runs, and all the ways in which a start is refused."""
 
 import socket
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from substrate.rpc.client import Client
+from tests.metrics import CALLS, method, scraped, total
 from tests.processes import CERTIFICATE, COMMAND, KEY, run, serving
 from tests.servers import Cluster
 from tests.store.owner import empty_database
@@ -69,10 +69,10 @@ def test_a_database_is_migrated_bootstrapped_once_and_served(prepared: Prepared)
             "writing/linkedin-post",
             "writing/style-check",
         ]
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics") as metrics:
-            text = metrics.read().decode()
-        assert 'substrate_calls_total{code="OK",method="/substrate.api.v1.SkillService/ListSkills"} 1.0' in text
-        assert "substrate_static_skills 13.0" in text
+        found = scraped(metrics_port)
+        calls = {"rpc_method": method("SkillService.ListSkills"), "rpc_response_status_code": "OK"}
+        assert total(found, CALLS, **calls) == 1
+        assert total(found, "substrate_static_skills") == 13
         assert server.stop() == 0
 
 

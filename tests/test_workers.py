@@ -4,7 +4,6 @@ import os
 import select
 import signal
 import socket
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from substrate.rpc.client import Client
+from tests.metrics import CALLS, method, scraped, total
 from tests.processes import SECONDS, Serving, client, keys, open_folder, serving
 from tests.rpc.headers import HeadersOnly
 from tests.rpc.test_server import until
@@ -139,13 +139,29 @@ def test_workers_end_with_a_parent_that_is_killed(data_dir: Path, config: Path) 
 def test_metrics_are_those_of_all_workers_together(data_dir: Path, config: Path) -> None:
     port = free_port()
     with serving(*start(data_dir, config, "--metrics-port", str(port))) as server:
-        workers_of(server)
+        workers = workers_of(server)
         assert len(seen(server, data_dir)) == 2
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            text = answer.read().decode()
-        line = next(line for line in text.splitlines() if "substrate_calls_total" in line and "ListSkills" in line)
-        assert float(line.rpartition(" ")[2]) >= 2
-        assert "substrate_static_skills 10.0" in text
+        found = scraped(port)
+        calls = {"rpc_method": method("AuditService.QueryAuditEvents"), "rpc_response_status_code": "OK"}
+        answered = total(found, CALLS, **calls)
+        assert answered >= 2
+        assert total(found, CALLS, rpc_method=method("SkillService.ListSkills")) == answered
+        assert total(found, "substrate_snapshot_loads_total", result="ok") == 2
+        assert total(found, "substrate_snapshots") == 2
+        # Each of the calls has left an event, and each worker has said from which files it serves.
+        assert total(found, "substrate_audit_batch_events_sum") >= 2 * answered
+        assert total(found, "substrate_audit_healthy") == 1
+        assert total(found, "substrate_static_skills") == 10
+        assert not [sample for sample in found if "pid" in sample.labels]
+
+        # What a worker has counted stays when it is lost; what it was, such as healthy or not, does not.
+        os.kill(workers[0], signal.SIGKILL)
+        (new,) = workers_of(server, 1)
+        found = scraped(port)
+        assert total(found, CALLS, **calls) == answered
+        assert total(found, "substrate_snapshots") == 1
+        assert total(found, "substrate_audit_healthy") == 1
+        assert new not in workers
         assert server.stop() == 0
 
 

@@ -49,6 +49,8 @@ COMMENT ON TABLE audit_starts IS
 DROP INDEX audit_events_tenant_id_event_id_idx;
 CREATE INDEX audit_events_event_id_idx ON audit_events (event_id);
 CREATE INDEX audit_events_call_id_idx ON audit_events (call_id);
+CREATE INDEX audit_events_changes_idx ON audit_events (tenant_id, name, sequence)
+    WHERE verb IN ('create', 'fork', 'promote', 'retire', 'unretire', 'disable', 'enable');
 CREATE INDEX audit_events_txid_tenant_id_sequence_idx ON audit_events (txid, tenant_id, sequence);
 """
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from substrate.cli import output
+from substrate.cli import audit_explain, audit_reports, output
 from substrate.cli.connection import Remote, connected
 from substrate.cli.parameters import Moment
 
@@ -55,12 +55,5 @@ def query(remote: Remote, outcome: str | None, limit: int, **fields: Any) -> Non
         output.note(f"At most {limit} events are shown; --limit 0 shows all.")
 
 
-@audit.command()
-@click.argument("name")
-@click.option("--agent", metavar="NAME", help="The agent whose allowlist and tools to consider.")
-@_tenant
-@connected
-def explain(remote: Remote, **fields: Any) -> None:
-    """Explain what the skill NAME stands for at this moment, and why."""
-    answer = remote.call("AuditService.ExplainResolution", **fields)
-    remote.show(answer, output.lines(answer["text"]))
+for command in (audit_explain.explain, audit_reports.who_can, audit_reports.history, audit_reports.usage):
+    audit.add_command(command)

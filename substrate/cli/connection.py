@@ -176,8 +176,8 @@ def _role(method: str, fields: dict[str, object]) -> str:
     service = method.partition(".")[0]
     if service == "SkillService":
         return "runtime"
-    # Authors read the log of their own tenant; to name one is for operators.
-    return "operator" if service == "TenantService" or fields.get("tenant") else "author"
+    # Authors read the log of their own tenant; to name one is for operators, and an empty one stands for all of them.
+    return "operator" if service == "TenantService" or fields.get("tenant") is not None else "author"
 
 
 def _destination(settings: Settings, role: str) -> tuple[str, str]:

@@ -61,6 +61,20 @@ def usable(catalog: Catalog, agent: Agent, name: SkillName) -> Candidate | None:
     return None if winner is None or barrier_of_tools(name, tools_of(winner), agent) else winner
 
 
+def reached(
+    resolution: Resolution, agent: Agent | None, kind: CallerKind, touched: Sequence[str]
+) -> Candidate | SubstrateError:
+    """Return the candidate that a caller gets for a reference that its allowlist admits, or the error that it gets.
+
+    Without an `agent` no tools are lacking.
+    """
+    winner = resolution.winner
+    if winner is None:
+        return unresolved(resolution)
+    lacking = None if agent is None else barrier_of_tools(resolution.ref.name, tools_of(winner), agent)
+    return lacking or barrier_of_caller(winner, kind, touched) or winner
+
+
 def unresolved(resolution: Resolution) -> SubstrateError:
     """Return the error for a reference that has no winner."""
     ref = resolution.ref

@@ -1,17 +1,20 @@
 """Why a name resolves, or does not, for an agent: the whole decision laid out for people.
 
-An explanation is made by the same functions that decide, from the same state, so it cannot tell another story.
+An explanation is made of a question and its answer, by the functions that decide, so it cannot tell another story. How
+it reads as text is in `explain_text.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from substrate.domain.agents import Agent
-from substrate.domain.audit import DecidingEntry, deciding_entry
-from substrate.domain.candidates import Candidate, CandidateState, LayerKind, Outcome, Resolution
+from substrate.domain.audit import DecidingEntry
+from substrate.domain.candidates import Candidate, CandidateState, Resolution, Standing
 from substrate.domain.catalog import NameMode
-from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved
-from substrate.domain.skillmatch import Allowlist, Reason
+from substrate.domain.difference import body_difference, differing_files, field_differences
+from substrate.domain.flips import Flip
+from substrate.domain.question import Answer, Cause, Question
+from substrate.domain.skillmatch import Allowlist
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,51 +29,147 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """A decision laid out; `reason` is the error reason that an invoke by the model would get, or empty."""
+class Deed:
+    """Who did something and when, and the audit event that records it; the event is empty when it is not known."""
 
-    resolution: Resolution
-    mode: NameMode
+    by: str
+    at: datetime
+    event_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Who made a tenant's candidate (or disabled the name), who promoted it last, and who retired it."""
+
+    created: Deed | None = None
+    promoted: Deed | None = None
+    retired: Deed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One way in which the winner is not what it shadows first; of a body and of files only how much."""
+
+    field: str
+    winner: str
+    loser: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision laid out.
+
+    `provenance` is by `source_of` the tenant's candidates. `state` says in words which state was read. `looked_up` is
+    false for a recorded refusal at the gate, where nobody looked at the layers.
+    """
+
+    question: Question
+    answer: Answer
     trials: Sequence[Trial]
-    decision: DecidingEntry | None
-    reason: str
-    text: str
+    provenance: Mapping[str, Provenance]
+    differences: Sequence[Difference]
+    flips: Sequence[Flip]
+    state: str
+    looked_up: bool = True
+
+    @property
+    def resolution(self) -> Resolution:
+        """All candidates with what became of them."""
+        return self.answer.resolution
+
+    @property
+    def decision(self) -> DecidingEntry | None:
+        """What the agent's allowlist decides; None without an agent."""
+        return self.answer.decision
+
+    @property
+    def mode(self) -> NameMode:
+        """What operators let tenants do with the name."""
+        return self.question.mode
+
+    @property
+    def reason(self) -> str:
+        """The error reason that an invocation would get, or empty."""
+        return self.answer.reason
 
     @property
     def would_succeed(self) -> bool:
-        """Whether the model could invoke the name now, touching no paths."""
+        """Whether the name could be invoked by this kind of caller that touches these paths."""
         return not self.reason
 
+    @property
+    def cause(self) -> Cause | None:
+        """Why not, in one word."""
+        return self.answer.cause
 
-def explain(resolution: Resolution, mode: NameMode, agent: Agent | None, state: str) -> Explanation:
-    """Lay out `resolution` for `agent` (None: whatever agent); `state` says in words which state was read."""
-    ref = resolution.ref
-    trials: list[Trial] = []
-    decision = None
-    reason = ""
-    if agent is not None:
-        decided = agent.allowlist.decide(ref.name)
-        decision = deciding_entry(agent.allowlist, decided)
-        trials = _trials(
-            agent.allowlist, decision, agent.allowlist.matching(ref.name) if agent.allowlist.entries else []
-        )
-        reason = "" if decided.allowed else "SKILL_NOT_PERMITTED"
-    barrier = None
-    if not reason and resolution.winner is None:
-        barrier = unresolved(resolution)
-    elif not reason and resolution.winner is not None:
-        barrier = (
-            barrier_of_tools(ref.name, tools_of(resolution.winner), agent) if agent else None
-        ) or barrier_of_caller(resolution.winner, CallerKind.MODEL, ())
-    reason = reason or (barrier.reason if barrier else "")
-    lines = [_verdict(resolution, agent, decision, barrier.message if barrier else "")]
-    lines += ["", "Candidates, highest layer first:", *_candidate_lines(resolution, mode)]
-    if resolution.pin and agent is not None:
-        lines += ["", f"Pinned: agent '{agent.name}' gets '{resolution.pin}' of it, whatever is in effect."]
-    if agent is not None:
-        lines += ["", f"Allowlist of agent '{agent.name}' ({agent.origin}):", *_trial_lines(trials, decision)]
-    lines += ["", f"State read: {state}"]
-    return Explanation(resolution, mode, trials, decision, reason, "\n".join(lines))
+
+def explain(
+    question: Question,
+    answer: Answer,
+    *,
+    state: str,
+    provenance: Mapping[str, Provenance] | None = None,
+    differences: Sequence[Difference] = (),
+    flips: Sequence[Flip] = (),
+    looked_up: bool = True,
+) -> Explanation:
+    """Lay out the `answer` to a `question`; `state` says in words which state was read."""
+    trials = _trials(question.agent.allowlist, answer) if question.agent and answer.decision else []
+    return Explanation(question, answer, trials, provenance or {}, differences, flips, state, looked_up)
+
+
+def source_of(candidate: Candidate) -> str:
+    """Return what tells a tenant's candidates of one name apart: ``v3``, ``disabled``, or ``skill_def`` without one."""
+    if candidate.version is not None:
+        return f"v{candidate.version}"
+    return "disabled" if candidate.standing is Standing.DISABLED else "skill_def"
+
+
+def shadowed_first(resolution: Resolution) -> Candidate | None:
+    """Return the candidate that would serve next if the winner did not, or None."""
+    return next(
+        (
+            ruling.candidate
+            for ruling in resolution.rulings
+            if ruling.candidate is not resolution.winner
+            and ruling.state in (CandidateState.SHADOWED, CandidateState.WON)
+        ),
+        None,
+    )
+
+
+def differences_of(winner: Candidate, loser: Candidate) -> list[Difference]:
+    """Return what differs between two candidates, but for their bodies."""
+    found = []
+    if winner.header and loser.header:
+        found += [
+            Difference(each.field, each.after or "none", each.before or "none")
+            for each in field_differences(loser.header, winner.header)
+        ]
+    if winner.positional_base != loser.positional_base:
+        found.append(Difference("positional-base", str(winner.positional_base), str(loser.positional_base)))
+    changed = differing_files(loser.files, winner.files)
+    if changed:
+        more = f"{_counted(len(winner.files), 'file')}, {len(changed)} added, removed or changed"
+        found.append(Difference("files", more, _counted(len(loser.files), "file")))
+    return found
+
+
+def body_amount(winner: str, loser: str) -> Difference | None:
+    """Return by how much two bodies differ, without a word of them; None when they are equal."""
+    lines = body_difference(loser, winner, "", "").splitlines()[2:]
+    if not lines:
+        return None
+    more, less = (sum(line.startswith(sign) for line in lines) for sign in "+-")
+    return Difference("body", f"{_lines(winner)}, +{more} -{less} lines", _lines(loser))
+
+
+def _lines(body: str) -> str:
+    return _counted(body.count("\n") + (not body.endswith("\n") and bool(body)), "line")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def why(candidate: Candidate, state: CandidateState, resolution: Resolution) -> str:
@@ -100,64 +199,15 @@ def why(candidate: Candidate, state: CandidateState, resolution: Resolution) -> 
             return "It is the highest active one."
 
 
-def _verdict(resolution: Resolution, agent: Agent | None, decision: DecidingEntry | None, barrier: str) -> str:
-    ref = resolution.ref
-    who = f"agent '{agent.name}'" if agent else "an agent that is allowed it"
-    if decision is not None and not decision.allowed:
-        return f"'{ref}' is refused to {who}: {_decision_words(decision)}."
-    if resolution.winner is None:
-        pinned = f", which is pinned to '{resolution.pin}'" if resolution.pin else ""
-        return f"'{ref}' does not resolve for {who}{pinned}: {_OUTCOMES[resolution.outcome]}."
-    shadowed = [
-        ruling.candidate.origin
-        for ruling in resolution.rulings
-        if ruling.state is CandidateState.SHADOWED and ruling.candidate is not resolution.winner
-    ]
-    plain = resolution.ref.qualifier is None and not resolution.pin
-    over = f", which shadows {', '.join(shadowed)}" if shadowed and plain else ""
-    over = f", to which it is pinned as '{resolution.pin}'" if resolution.pin else over
-    allowed = f"; {_decision_words(decision)}" if decision else ""
-    got = f"'{ref}' gives {who} {resolution.winner.origin} ({_LAYERS[resolution.winner.kind]}){over}{allowed}."
-    return f"{got} It cannot be invoked as things are: {barrier}" if barrier else got
-
-
-_LAYERS = {
-    LayerKind.TENANT: "the tenant's SkillDef",
-    LayerKind.INLINE: "inline configuration",
-    LayerKind.BUNDLE: "a static bundle",
-}
-
-_OUTCOMES = {
-    Outcome.RESOLVED: "it resolves",
-    Outcome.ABSENT: "no layer has it",
-    Outcome.DRAFT: "its SkillDef has no promoted version",
-    Outcome.RETIRED: "its SkillDef is retired and no layer below has it",
-    Outcome.DISABLED: "the tenant has disabled the name",
-    Outcome.QUARANTINED: "what decides it is quarantined",
-    Outcome.LOCKED: "the name is locked and no static layer has it",
-}
-
-
-def _decision_words(decision: DecidingEntry) -> str:
-    match Reason(decision.reason):
-        case Reason.EMPTY_ALLOWLIST:
-            return "its allowlist is empty, which allows everything"
-        case Reason.NOT_DENIED:
-            return "its allowlist only denies, and no entry denies this name"
-        case Reason.UNLISTED:
-            return "no entry of its allowlist matches"
-        case Reason.ALLOW_RULE:
-            return f"entry {decision.index} '{decision.entry}' of its allowlist allows it"
-        case Reason.DENY_RULE:
-            return f"entry {decision.index} '{decision.entry}' of its allowlist denies it"
-
-
-def _trials(allowlist: Allowlist, decision: DecidingEntry, matching: Sequence[int]) -> list[Trial]:
+def _trials(allowlist: Allowlist, answer: Answer) -> list[Trial]:
+    decision = answer.decision
+    matching = allowlist.matching(answer.resolution.ref.name) if allowlist.entries else []
     first = matching[0] if matching else None
+    decider = decision.index if decision else None
     trials = []
     for index, entry in enumerate(allowlist.entries):
         matched = index in matching
-        decided = index == decision.index
+        decided = index == decider
         if not matched:
             effect = "does not match"
         elif decided:
@@ -171,25 +221,6 @@ def _trials(allowlist: Allowlist, decision: DecidingEntry, matching: Sequence[in
         elif first is not None and allowlist.strictly_broader(index, first):
             effect = f"matches, but is broader than entry {first}, so it is no exception to it"
         else:
-            effect = f"matches, but entry {decision.index} has decided before"
+            effect = f"matches, but entry {decider} has decided before"
         trials.append(Trial(index, entry.text, matched, effect, decided))
     return trials
-
-
-def _candidate_lines(resolution: Resolution, mode: NameMode) -> list[str]:
-    lines = [
-        f"  {ruling.state.value:<18} {ruling.candidate.origin}"
-        f"{'  sha256:' + ruling.candidate.content_sha256[:12] if ruling.candidate.content_sha256 else ''}"
-        f"  - {why(ruling.candidate, ruling.state, resolution)}"
-        for ruling in resolution.rulings
-    ]
-    if mode is not NameMode.OPEN:
-        lines.append(f"  (the name is in mode '{mode.value}')")
-    return lines or ["  none"]
-
-
-def _trial_lines(trials: Sequence[Trial], decision: DecidingEntry | None) -> list[str]:
-    lines = [f"  {'->' if trial.decided else '  '} {trial.index:>3}  {trial.entry}  {trial.effect}" for trial in trials]
-    if decision is not None and decision.index is None:
-        lines.append(f"  -> {_decision_words(decision)}")
-    return lines

@@ -17,22 +17,20 @@ def page_token(after: str, *request: object) -> str:
     return _encode([after, _bound(after, request)])
 
 
-def read_page_token(token: str, *request: object) -> str:
-    """Return the key that `token` continues after, or "" for no token.
+def read_page_token(token: str, *request: object, field: str = "page_token") -> str:
+    """Return the key that `token`, the request's `field`, continues after, or "" for no token.
 
     Raises InvalidPageToken when it is malformed, altered, or of a request that selects other rows.
     """
     if not token:
         return ""
-    value = _decode(token, "page_token")
+    value = _decode(token, field)
     if not (isinstance(value, list) and len(value) == 2 and all(isinstance(v, str) for v in value)):  # noqa: PLR2004 - key and digest.
-        raise InvalidPageToken("page_token", "The page token was not issued by this server; start from the first page.")
+        raise InvalidPageToken(field, "The token was not issued by this server; start from the beginning.")
     after, bound = value
     # Whoever makes up a token may get the digest right; what is no key of any list stays out of the queries.
     if bound != _bound(after, request) or not (after.isascii() and after.isprintable()):
-        raise InvalidPageToken(
-            "page_token", "The page token belongs to a request with other fields; repeat them or start again."
-        )
+        raise InvalidPageToken(field, "The token belongs to a request with other fields; repeat them or start again.")
     return str(after)
 
 

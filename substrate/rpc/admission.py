@@ -5,6 +5,9 @@ serving thread that can only be by what is in memory. All other calls (their ten
 is wrong, or they have none) share a quarter of the places and a few threads of their own. So made-up keys can neither
 use up a tenant's places nor take all that there are.
 
+Streams stay open, so they have threads of their own and are not let into the pools of the other calls. They count as
+calls in hand as well, and of their threads neither a tenant nor the unproven calls get more than a part.
+
 A call is admitted and put into its pool by the same thread, one call after the other; so what is counted when it is put
 cannot have changed for the worse since it was admitted.
 """
@@ -24,6 +27,12 @@ from substrate.domain.quotas import require
 
 RETRY_AFTER_SECONDS = 1
 """When a caller whose tenant has too many calls in hand should try again."""
+
+MAX_STREAMS = 16
+"""Streams that a process has open at most; each holds a thread."""
+
+MAX_STREAMS_OF_TENANT = 8
+MAX_UNPROVEN_STREAMS = 4
 
 _SHARE_OF_UNPROVEN = 4
 _CALL_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -62,15 +71,15 @@ class CountedPool(ThreadPoolExecutor):
         self._next: Arrival | None = None
         self._lock = threading.Lock()
         self._held = 0
-        self._held_by: dict[TenantId, int] = {}
+        self._held_by: dict[TenantId | None, int] = {}
 
     @property
     def held(self) -> int:
         """How many calls have been put and have not left."""
         return self._held
 
-    def held_by(self, tenant: TenantId) -> int:
-        """Return how many of them are the tenant's."""
+    def held_by(self, tenant: TenantId | None) -> int:
+        """Return how many of them are the tenant's, or, for None, unproven."""
         return self._held_by.get(tenant, 0)
 
     def expect(self, arrival: Arrival) -> None:
@@ -94,13 +103,12 @@ class CountedPool(ThreadPoolExecutor):
         """Count `more` calls, or fewer, of `tenant`."""
         with self._lock:
             self._held += more
-            if tenant is not None:
-                left = self._held_by.get(tenant, 0) + more
-                if left:
-                    self._held_by[tenant] = left
-                else:
-                    # Tenants come and go; those without a call in hand leave nothing behind.
-                    del self._held_by[tenant]
+            left = self._held_by.get(tenant, 0) + more
+            if left:
+                self._held_by[tenant] = left
+            else:
+                # Tenants come and go; those without a call in hand leave nothing behind.
+                del self._held_by[tenant]
 
     def _run(self, arrival: Arrival, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._here.arrival = arrival
@@ -112,10 +120,10 @@ class CountedPool(ThreadPoolExecutor):
 
 
 class Admission:
-    """Admits calls to two pools: those that have proven their key, and the others.
+    """Admits calls to three pools: those that have proven their key, the others, and streams of either kind.
 
     `threads` are those of the first pool; the second has a quarter as many, beside them. `max_calls` is how many calls
-    may be held in both. `standing` gives the number of calls that a bearer's tenant may have in hand in all `processes`
+    may be held in all. `standing` gives the number of calls that a bearer's tenant may have in hand in all `processes`
     of the server together, or None when it is not proven; it must not block.
     """
 
@@ -123,6 +131,7 @@ class Admission:
         self._here = threading.local()
         self.proven = CountedPool(threads, self._here)
         self.unproven = CountedPool(max(1, threads // _SHARE_OF_UNPROVEN), self._here)
+        self.streams = CountedPool(MAX_STREAMS, self._here)
         self._max_calls = max_calls
         self._max_unproven = max(1, max_calls // _SHARE_OF_UNPROVEN)
         self._processes = processes
@@ -131,22 +140,27 @@ class Admission:
     @property
     def held(self) -> int:
         """How many calls are in hand, running and waiting."""
-        return self.proven.held + self.unproven.held
+        return self.proven.held + self.unproven.held + self.streams.held
 
-    def admit(self, arrival: Arrival) -> CountedPool:
+    def admit(self, arrival: Arrival, *, stream: bool = False) -> CountedPool:
         """Return the pool to which the call must be put next; raise QuotaExceeded or Overloaded."""
         limit = None if arrival.bearer is None else self._standing(arrival.bearer)
         if arrival.bearer is None or limit is None:
             pool = self.unproven
-            if pool.held >= self._max_unproven:
+            if pool.held + self.streams.held_by(None) >= self._max_unproven:
                 raise _overloaded()
         else:
             pool = self.proven
             arrival.tenant = arrival.bearer.tenant
             share = -(-limit // self._processes)
-            if pool.held_by(arrival.tenant) >= share:
+            if pool.held_by(arrival.tenant) + self.streams.held_by(arrival.tenant) >= share:
                 require("calls_in_flight", limit, limit + 1, retry_after=RETRY_AFTER_SECONDS)
         self.require_room()
+        if stream:
+            pool = self.streams
+            most = MAX_UNPROVEN_STREAMS if arrival.tenant is None else MAX_STREAMS_OF_TENANT
+            if pool.held >= MAX_STREAMS or pool.held_by(arrival.tenant) >= most:
+                raise Overloaded("As many streams are open as there may be; close one, or try again later.")
         pool.expect(arrival)
         return pool
 
@@ -162,7 +176,7 @@ class Admission:
 
     def shutdown(self) -> None:
         """Wait until all threads are idle, and end them."""
-        for pool in (self.proven, self.unproven):
+        for pool in (self.proven, self.unproven, self.streams):
             pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -113,23 +113,33 @@ class Client:
         does not exist or a value of the wrong type; ValueError for a value that cannot be sent, such as a number out
         of range or text that is not Unicode.
         """
-        descriptor = _METHODS.get(method)
-        if descriptor is None:
-            raise TypeError(f"There is no method {method!r}.")
-        unknown = fields.keys() - descriptor.input_type.fields_by_name.keys()
-        if unknown:
-            raise TypeError(f"{method} has no field {', '.join(sorted(unknown))}.")
-        request_type, answer_type = GetMessageClass(descriptor.input_type), GetMessageClass(descriptor.output_type)
-        request = request_type(**fields)
+        request, path, answer_type = _request(method, fields)
         send = self._channel.unary_unary(
-            f"/{descriptor.containing_service.full_name}/{descriptor.name}",
-            request_serializer=request_type.SerializeToString,
-            response_deserializer=answer_type.FromString,
+            path, request_serializer=type(request).SerializeToString, response_deserializer=answer_type.FromString
         )
         try:
             return send(request, timeout=self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise self._failure(error) from None
+            raise self._failure(error, self._timeout) from None
+
+    def stream(self, method: str, *, timeout: float | None = None, **fields: object) -> Iterator[Any]:
+        """Return the messages of a method that sends several, as they come; otherwise as `call`.
+
+        `timeout` is in seconds for all of them together; None waits for ever. Leaving the iterator ends the call.
+        """
+        request, path, answer_type = _request(method, fields)
+        send = self._channel.unary_stream(
+            path, request_serializer=type(request).SerializeToString, response_deserializer=answer_type.FromString
+        )
+        return self._received(send(request, timeout=timeout, metadata=self._metadata), timeout)
+
+    def _received(self, answers: Any, timeout: float | None) -> Iterator[Any]:
+        try:
+            yield from answers
+        except grpc.RpcError as error:
+            raise self._failure(error, timeout or 0.0) from None
+        finally:
+            answers.cancel()
 
     def pages(self, method: str, **fields: object) -> Iterator[Any]:
         """Yield every page of a list, each asked for when the one before has been taken; otherwise as `call`."""
@@ -141,7 +151,7 @@ class Client:
             if not token:
                 return
 
-    def _failure(self, error: Any) -> CallFailed:
+    def _failure(self, error: Any, timeout: float) -> CallFailed:
         info, violations = _details(error)
         code = error.code().name
         if info is not None:
@@ -150,8 +160,21 @@ class Client:
         if code == "UNAVAILABLE":
             return CallFailed(code, f"No server can be reached at {self._address}: {error.details()}")
         if code == "DEADLINE_EXCEEDED":
-            return CallFailed(code, f"{self._address} did not answer within {self._timeout:g} s.")
+            return CallFailed(code, f"{self._address} did not answer within {timeout:g} s.")
         return CallFailed(code, error.details() or "The call failed without a message.")
+
+
+def _request(method: str, fields: Mapping[str, object]) -> tuple[Message, str, type[Message]]:
+    """Return a request of `method`, its path on the wire, and the type of its answers; raise as `Client.call` does."""
+    descriptor = _METHODS.get(method)
+    if descriptor is None:
+        raise TypeError(f"There is no method {method!r}.")
+    unknown = fields.keys() - descriptor.input_type.fields_by_name.keys()
+    if unknown:
+        raise TypeError(f"{method} has no field {', '.join(sorted(unknown))}.")
+    request = GetMessageClass(descriptor.input_type)(**fields)
+    path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
+    return request, path, GetMessageClass(descriptor.output_type)
 
 
 def to_plain(message: Message) -> dict[str, Any]:

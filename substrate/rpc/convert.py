@@ -50,18 +50,23 @@ _LAYERS = {kind: pb.Layer.Value(f"LAYER_{kind.value}") for kind in LayerKind}
 
 def run(request: RunRequest, caller_kind: int = pb.CALLER_KIND_MODEL) -> Run:
     """Return what a runtime request says of its run; raise InvalidArgument for a kind of caller that is unknown."""
-    kind = _CALLER_KINDS.get(caller_kind)
-    if kind is None:
-        raise InvalidArgument("caller_kind", "Must be CALLER_KIND_MODEL or CALLER_KIND_USER.")
     return Run(
         request.agent,
         request.run_id,
         request.turn,
         request.catalog_token,
-        kind,
+        caller_kind_of(caller_kind),
         tuple(request.touched_paths),
         request.max_staleness.seconds + request.max_staleness.nanos / 1e9,
     )
+
+
+def caller_kind_of(value: int) -> CallerKind:
+    """Return the kind of caller; raise InvalidArgument for one that is unknown."""
+    kind = _CALLER_KINDS.get(value)
+    if kind is None:
+        raise InvalidArgument("caller_kind", "Must be CALLER_KIND_MODEL or CALLER_KIND_USER.")
+    return kind
 
 
 def state(call: Call) -> pb.CatalogState | None:

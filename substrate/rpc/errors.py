@@ -67,6 +67,11 @@ def internal(error_id: str) -> status_pb2.Status:
     return _status(grpc.StatusCode.INTERNAL, "INTERNAL", message, {"error_id": error_id}, ())
 
 
+def stopping() -> status_pb2.Status:
+    """Return the status of a stream that ends with its server; like grpc's own of that kind it has no details."""
+    return status_pb2.Status(code=code_pb2.UNAVAILABLE, message="The server is stopping.")
+
+
 def _status(
     code: grpc.StatusCode,
     reason: str,

@@ -5,10 +5,12 @@ in the handler's thread. Messages are decoded and encoded there too: a message t
 error, and an answer may be bytes already.
 """
 
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
@@ -16,12 +18,14 @@ import structlog
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
+from structlog.contextvars import bind_contextvars, unbind_contextvars
 
-from substrate.domain.errors import InvalidMessage, SubstrateError, TooLarge
+from substrate.domain.errors import Cancelled, InvalidMessage, SubstrateError, TooLarge
 from substrate.domain.identity import missing_key
-from substrate.domain.names import TenantId
 from substrate.rpc import errors
 from substrate.rpc.admission import Admission, Arrival
+from substrate.rpc.metrics import OTHER_METHOD
+from substrate.rpc.streams import OpenStreams
 from substrate.services.call import Call, Clock
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -75,6 +79,7 @@ class Calls(grpc.ServerInterceptor):
         self._authenticate = authenticate
         self._keyless = keyless
         self._finished = finished
+        self.streams = OpenStreams()
         self._wrapped: dict[str, _Wrapped] = {}
 
     def intercept_service(
@@ -88,21 +93,20 @@ class Calls(grpc.ServerInterceptor):
         if known is None:
             found = continuation(handler_call_details)
             if found is None:
+                arrival = self._begun(Arrival(handler_call_details.invocation_metadata))
+                self._note(OTHER_METHOD, arrival, None, grpc.StatusCode.UNIMPLEMENTED, "", 0.0)
                 return None
             known = self._wrapped[method] = self._wrap(method, found)
         if method.startswith(_HEALTH):
             return known.proven
-        if method.startswith(_REFLECTION):
-            try:
-                self._admission.require_room()
-            except SubstrateError as error:
-                return self._refusal(method, error, None)
-            return known.proven
         arrival = Arrival(handler_call_details.invocation_metadata)
         try:
-            pool = self._admission.admit(arrival)
+            if method.startswith(_REFLECTION):
+                self._admission.require_room()
+                return known.proven
+            pool = self._admission.admit(arrival, stream=known.streams)
         except SubstrateError as error:
-            return self._refusal(method, error, arrival.tenant)
+            return self._refusal(method, error, arrival)
         return known.proven if pool is self._admission.proven else known.unproven
 
     def _wrap(self, method: str, handler: Any) -> "_Wrapped":
@@ -115,6 +119,11 @@ class Calls(grpc.ServerInterceptor):
         if method.startswith(_REFLECTION):
             behaviour = _on(self._aside.streams, self._behind_a_key(method, handler.stream_stream))
             return _aside(grpc.stream_stream_rpc_method_handler, behaviour, handler)
+        if handler.unary_stream is not None:
+            # As a stream of requests, so that who proves no key is refused before its message has come.
+            behaviour = self._stream(method, handler.unary_stream, handler.request_deserializer)
+            made: Handler = grpc.stream_stream_rpc_method_handler(_on(self._admission.streams, behaviour))
+            return _Wrapped(made, made, streams=True)
         behaviour = self._unary(method, handler.unary_unary, handler.request_deserializer)
         return _Wrapped(
             grpc.unary_unary_rpc_method_handler(behaviour),
@@ -131,11 +140,11 @@ class Calls(grpc.ServerInterceptor):
         aside.experimental_thread_pool = self._aside.health  # type: ignore[attr-defined]  # And of a pool.
         return aside
 
-    def _refusal(self, method: str, error: SubstrateError, tenant: TenantId | None) -> Handler:
-        """Return a handler that refuses the call with `error`; `tenant` is whose call it is, if that is proven."""
+    def _refusal(self, method: str, error: SubstrateError, arrival: Arrival) -> Handler:
+        """Return a handler that refuses the call with `error`."""
 
         def refuse(_: Any, context: grpc.ServicerContext) -> bytes:
-            self._note(method, None, errors.code_of(error), error.reason, 0.0, {"tenant": tenant} if tenant else {})
+            self._note(method, self._begun(arrival), None, errors.code_of(error), error.reason, 0.0)
             return _aborted(context, errors.status_of(error))
 
         # As a stream, so that grpc does not keep the thread waiting for a message that may never come.
@@ -143,15 +152,18 @@ class Calls(grpc.ServerInterceptor):
 
     def _behind_a_key(self, method: str, behaviour: Behaviour) -> Behaviour:
         def guarded(requests: Any, context: grpc.ServicerContext) -> Any:
+            started = time.monotonic()
+            arrival = self._begun(Arrival(context.invocation_metadata()))
+            status, code, reason = None, grpc.StatusCode.OK, ""
             try:
-                self._authenticate(self._call(method, Arrival(context.invocation_metadata()), context))
+                self._authenticate(self._call(method, arrival, context))
             except SubstrateError as error:
-                status = errors.status_of(error)
+                status, code, reason = errors.status_of(error), errors.code_of(error), error.reason
             except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
-                status = self._fault(method)
-            else:
-                return behaviour(requests, context)
-            return _aborted(context, status)
+                status, code, reason = self._fault(method), grpc.StatusCode.INTERNAL, "INTERNAL"
+            # Noted when it is admitted, not when it ends: it may stay open for long.
+            self._note(method, arrival, None, code, reason, time.monotonic() - started)
+            return behaviour(requests, context) if status is None else _aborted(context, status)
 
         return guarded
 
@@ -164,7 +176,7 @@ class Calls(grpc.ServerInterceptor):
     def _unary(self, method: str, behaviour: Behaviour, decode: Callable[[bytes], Any]) -> Behaviour:
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
             started = time.monotonic()
-            arrival = self._admission.here()
+            arrival = self._begun(self._admission.here())
             call: Call | None = None
             status = None
             code = grpc.StatusCode.OK
@@ -181,12 +193,55 @@ class Calls(grpc.ServerInterceptor):
             finally:
                 # Before it is answered: a caller that waits for its answers must find the place free for its next call.
                 arrival.leave()
-                self._note(method, call, code, reason, time.monotonic() - started, {})
+                self._note(method, arrival, call, code, reason, time.monotonic() - started)
             return _aborted(context, status)
 
         return handle
 
-    def _call(self, method: str, arrival: Arrival, context: grpc.ServicerContext, started: float | None = None) -> Call:
+    def _stream(self, method: str, behaviour: Behaviour, decode: Callable[[bytes], Any]) -> Behaviour:
+        def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            started = time.monotonic()
+            arrival = self._begun(self._admission.here())
+            call: Call | None = None
+            status = None
+            # What it is when grpc drops this generator, since the caller is gone.
+            code, reason = grpc.StatusCode.CANCELLED, Cancelled.reason
+            try:
+                call = self._call(method, arrival, context, started, ended=threading.Event())
+                with self.streams.holding(call, context):
+                    if arrival.tenant is None:
+                        self._authenticate(call)
+                    with closing(behaviour(_decoded(decode, _only(requests, call)), _Context(call))) as answers:
+                        for answer in answers:
+                            yield _encoded(answer)
+                            call.require_time()
+            except SubstrateError as error:
+                if isinstance(error, Cancelled) and self.streams.ending:
+                    status, code = errors.stopping(), grpc.StatusCode.UNAVAILABLE
+                else:
+                    status = errors.status_of(error, call.decision_id if call else "")
+                    code, reason = errors.code_of(error), error.reason
+            except Exception:  # noqa: BLE001 - grpc would send the text of any exception to the caller.
+                status = self._fault(method)
+                code, reason = grpc.StatusCode.INTERNAL, "INTERNAL"
+            else:
+                code, reason = grpc.StatusCode.OK, ""
+            finally:
+                arrival.leave()
+                self._note(method, arrival, call, code, reason, time.monotonic() - started)
+            if status is not None:
+                _aborted(context, status)
+
+        return handle
+
+    def _call(
+        self,
+        method: str,
+        arrival: Arrival,
+        context: grpc.ServicerContext,
+        started: float | None = None,
+        ended: threading.Event | None = None,
+    ) -> Call:
         if arrival.bearer is None:
             self._keyless()
             raise missing_key()
@@ -194,29 +249,33 @@ class Calls(grpc.ServerInterceptor):
         begun = time.monotonic() if started is None else started
         call = Call(
             method=method,
-            call_id=arrival.call_id or self._clock.event_id(),
+            call_id=arrival.call_id,
             bearer=arrival.bearer,
             arrived=self._clock.now(),
             started=begun,
             deadline=None if left is None else time.monotonic() + left,  # type: ignore[redundant-expr]  # The stubs forget None.
+            ended=ended,
         )
-        if not context.add_callback(lambda: _cancel(call)):
-            call.cancelled = True
+        if not context.add_callback(call.cancel):
+            call.cancel()
         return call
 
+    def _begun(self, arrival: Arrival) -> Arrival:
+        """Give a call that brings no id one, and let every line that its thread logs carry it."""
+        arrival.call_id = arrival.call_id or self._clock.event_id()
+        bind_contextvars(call_id=arrival.call_id)
+        return arrival
+
     def _note(
-        self,
-        method: str,
-        call: Call | None,
-        code: grpc.StatusCode,
-        reason: str,
-        seconds: float,
-        fields: Mapping[str, Any],
+        self, method: str, arrival: Arrival, call: Call | None, code: grpc.StatusCode, reason: str, seconds: float
     ) -> None:
+        """Count a call that ends and log its line; what its thread says from then on is not of the call."""
         self._finished(method, code.name, seconds)
+        fields: dict[str, Any] = {"call_id": arrival.call_id, "tenant": arrival.tenant or "", "agent": ""}
         if call is not None:
-            fields = {"call_id": call.call_id, "decision_id": call.decision_id, **call.log}
+            fields.update(call.log, decision_id=call.decision_id)
         _log.info("call", method=method, code=code.name, reason=reason, ms=round(seconds * 1000, 3), **fields)
+        unbind_contextvars("call_id")
 
 
 class _Wrapped(NamedTuple):
@@ -224,6 +283,7 @@ class _Wrapped(NamedTuple):
 
     proven: Handler
     unproven: Handler
+    streams: bool = False
 
 
 def _aside(kind: Callable[..., Handler], behaviour: Behaviour, handler: Any) -> _Wrapped:
@@ -262,8 +322,15 @@ def _aborted(context: grpc.ServicerContext, status: status_pb2.Status) -> NoRetu
     raise AssertionError("abort_with_status raises.")
 
 
-def _cancel(call: Call) -> None:
-    call.cancelled = True
+def _only(requests: Iterator[bytes], call: Call) -> bytes:
+    """Return the one message of a stream's request; raise InvalidMessage when there is none."""
+    try:
+        return next(requests)
+    except StopIteration:
+        raise InvalidMessage("", "The request came without a message.") from None
+    except grpc.RpcError:
+        call.require_time()
+        raise
 
 
 def _decoded(decode: Callable[[bytes], Any], request: bytes) -> Any:

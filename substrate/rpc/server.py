@@ -77,9 +77,11 @@ class Server:
         self._aside = Aside()
         # A pool given here would be shared by all servers of the process, and gone with the first that stops.
         self._health = health.HealthServicer(experimental_non_blocking=True)
+        calls = Calls(self._admission, self._aside, clock, authenticate, keyless, finished)
+        self._streams = calls.streams
         self._server = grpc.server(
             self._admission.proven,
-            interceptors=[Calls(self._admission, self._aside, clock, authenticate, keyless, finished)],
+            interceptors=[calls],
             options=[
                 # A second server on the port of a first must fail, not take a share of its calls, unless that is meant.
                 ("grpc.so_reuseport", int(share_port)),
@@ -87,6 +89,8 @@ class Server:
                 ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+                # A client that vanished without a word would hold its stream's thread for as long as TCP hopes.
+                ("grpc.keepalive_time_ms", 60_000),
             ],
         )
         add_SkillServiceServicer_to_server(servicers.skills, self._server)
@@ -151,11 +155,13 @@ class Server:
             self._health.set(service, status)
 
     def stop(self, drain_seconds: float, probe_seconds: float = 0.0) -> None:
-        """Turn unhealthy, wait a probe period, take no more calls, and let those in progress finish."""
+        """Turn unhealthy, wait a probe period, take no more calls, end streams, and let other calls finish."""
         self._health.enter_graceful_shutdown()
         if probe_seconds:
             threading.Event().wait(probe_seconds)
-        self._server.stop(drain_seconds).wait()
+        stopped = self._server.stop(drain_seconds)
+        self._streams.end()
+        stopped.wait()
 
     def join(self) -> None:
         """Wait until no thread works for a call any more; `stop` ends the calls, but not the threads."""

@@ -62,6 +62,13 @@ def gate(trace: Trace, name: SkillName) -> None:
         )
 
 
+def require_unbound(trace: Trace) -> None:
+    """Raise RoleRequired for a key that is bound to an agent: what is asked for tells of other agents too."""
+    bound = trace.principal.agent
+    if bound is not None:
+        raise RoleRequired(f"This key is bound to the agent '{bound}' and asks for nothing of others.", agent=bound)
+
+
 def subject_of(trace: Trace, named: str) -> TenantId:
     """Return the tenant that a question about the audit is about: an operator must name it, others have their own.
 

@@ -1,153 +1,176 @@
-"""What operators and authors ask of the audit: which decisions there were, and why a name resolves as it does."""
+"""What operators and authors ask of the audit: which decisions there were, and which are being made."""
 
-import json
-from dataclasses import dataclass
-from datetime import datetime
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from substrate.domain.audit import EventOutcome, Verb, is_uuid
-from substrate.domain.errors import InvalidArgument, InvalidPageToken, RoleRequired
-from substrate.domain.explain import Explanation, explain
-from substrate.domain.names import TenantId, parse_agent_name, parse_skill_ref
-from substrate.domain.patterns import parse_query_pattern
-from substrate.domain.tokens import read_page_token
-from substrate.services.access import acting_agent, gate, subject_of
+from substrate.domain.audit import Verb, hmac_of, is_uuid
+from substrate.domain.errors import AuditEventNotFound, InvalidArgument
+from substrate.domain.names import TenantId
+from substrate.services.access import subject_or_all
+from substrate.services.audit_conditions import AuditQuery, filter_of, position_token, read_position
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
-from substrate.services.pages import Page, cut, page_limit
-from substrate.services.snapshots import Snapshot
+from substrate.services.pages import Page, fitting, page_limit
 from substrate.services.trace import Trace
-from substrate.sources.tenant import TenantSource
-from substrate.store import audit
-from substrate.store.audit import Filter, StoredEvent
-from substrate.store.tenants import no_tenant, revision
+from substrate.store import audit_log, tenants
+from substrate.store.audit import StoredEvent
+from substrate.store.audit_log import Filter, Found, Position
+from substrate.store.session import Transaction
 
-MAX_CALL_ID_LENGTH = 128
-MAX_SEQUENCE_DIGITS = 18
-"""Digits that a position in the log can have: one fewer than the database's largest number has."""
+POLL_SECONDS = 0.2
+"""How often a stream looks for new events, and proves its key again."""
+
+TELL_SECONDS = 10.0
+"""How long a stream is silent at most; then it sends a position."""
+
+TAIL_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class AuditQuery:
-    """What a caller asks for; empty fields ask for nothing."""
+class Tailed:
+    """The next events of a stream, if any, and the position after them."""
 
-    tenant: str = ""
-    agent: str = ""
-    pattern: str = ""
-    verb: str = ""
-    outcome: EventOutcome | None = None
-    decision_id: str = ""
-    call_id: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    oldest_first: bool = False
+    events: Sequence[StoredEvent]
+    position: str
 
 
 class Audit:
     """The use cases of `AuditService`."""
 
-    def __init__(self, decisions: Decisions, source: TenantSource) -> None:
+    def __init__(self, decisions: Decisions) -> None:
         self._decisions = decisions
-        self._source = source
 
     def query(self, call: Call, asked: AuditQuery, page_size: int, token: str) -> Page[StoredEvent]:
-        """Return one page of a tenant's events, newest first unless asked otherwise."""
+        """Return one page of events, newest first unless asked otherwise; an operator may ask about all tenants."""
 
         def judge(trace: Trace) -> Page[StoredEvent]:
-            tenant = subject_of(trace, asked.tenant)
+            scope = subject_or_all(trace, asked.tenant)
             limit = page_limit(page_size)
-            wanted = _filter(trace, asked)
-            trace.filter = _described(asked)
-            bound = ("QueryAuditEvents", tenant, trace.filter)
-            after = read_page_token(token, *bound)
-            if after and not (after.isdigit() and len(after) <= MAX_SEQUENCE_DIGITS):
-                raise InvalidPageToken("page_token", "The page token was not issued by this server; start again.")
-            # Reading a tenant's events takes the same role, and the same policy, whoever asks.
-            with self._decisions.database.tenant(tenant, call.deadline) as connection:
-                if revision(connection, tenant) is None:
-                    raise no_tenant(tenant)
-                found = audit.query(
-                    connection,
-                    tenant,
-                    wanted,
-                    int(after) if after else None,
-                    limit + 1,
-                    oldest_first=asked.oldest_first,
-                )
-            trace.admitted = min(len(found), limit)
-            return cut(found, limit, lambda event: str(event.sequence), *bound, weight=_weight)
+            wanted = filter_of(trace, asked)
+            trace.filter = asked.described()
+            incarnation = trace.snapshot.state.incarnation
+            bound = ("QueryAuditEvents", scope or "", trace.filter, asked.arguments)
+            after = read_position(token, incarnation, *bound, field="page_token")
+            with self._reading(scope, call) as connection:
+                wanted = _with_arguments(wanted, asked, scope, connection)
+                oldest_first = asked.oldest_first
+                found = audit_log.query(connection, scope, wanted, after, limit + 1, oldest_first=oldest_first)
+            fits = min(limit, fitting(_weight(each.event) for each in found))
+            trace.admitted = min(len(found), fits)
+            following = position_token(found[fits - 1].position, incarnation, *bound) if len(found) > fits else ""
+            return Page([each.event for each in found[:fits]], following)
 
         return self._decisions.settle(call, Verb.QUERY_AUDIT, judge, required=False)
 
-    def explain(self, call: Call, tenant: str, name: str, agent: str) -> Explanation:
-        """Explain what `name` resolves to now, and, with an `agent`, what its allowlist says of it."""
+    def get(self, call: Call, tenant: str, event_id: str) -> StoredEvent:
+        """Return the event with this id; an operator need not name its tenant."""
 
-        def judge(trace: Trace) -> Explanation:
-            subject = subject_of(trace, tenant)
-            ref = parse_skill_ref(name)
-            trace.requested = name
-            trace.name = ref.name
-            snapshot = trace.snapshot
-            if subject != trace.principal.tenant:
-                snapshot = self._decisions.snapshots.load(subject, call.started, call.deadline)
-                if snapshot.state.revision is None:
-                    raise no_tenant(subject)
-            trace.snapshot = snapshot
-            if trace.principal.agent is not None:
-                # An agent that authors sees no more of a name than it may use of it.
-                acting_agent(trace, agent)
-                gate(trace, ref.name)
-            acting = snapshot.agent(parse_agent_name(agent)) if agent else trace.agent
-            trace.agent_name = acting.name if acting else None
-            if ref.qualifier is None:
-                resolution = snapshot.catalog.resolve_for(ref.name, acting.pins if acting else {})
-            else:
-                drafts = acting is not None and snapshot.catalog.pins_to(ref, acting.pins)
-                resolution = self._source.resolve(snapshot.catalog, subject, ref, call.deadline, drafts=drafts)
-            trace.resolution = resolution
-            explanation = explain(resolution, snapshot.catalog.mode_of(ref.name), acting, _state(snapshot, subject))
-            trace.decision = explanation.decision
-            return explanation
+        def judge(trace: Trace) -> StoredEvent:
+            scope = subject_or_all(trace, tenant)
+            if not is_uuid(event_id):
+                raise InvalidArgument("id", "Must be the id of an audit event, a UUID.")
+            trace.filter = event_id
+            wanted = filter_of(trace, AuditQuery(decision_id=event_id))
+            with self._reading(scope, call) as connection:
+                found = audit_log.get(connection, scope, wanted)
+            if found is None:
+                raise AuditEventNotFound(f"There is no audit event '{event_id}'.", id=event_id)
+            return found
 
-        return self._decisions.settle(call, Verb.EXPLAIN, judge, required=False)
+        return self._decisions.settle(call, Verb.GET_EVENT, judge, required=False)
+
+    def tail(self, call: Call, asked: AuditQuery, position: str) -> Iterator[Tailed]:
+        """Yield events as they are written, after `position` or since `asked.since`, else from now on.
+
+        The first is a position alone, and another one follows whenever there has been nothing for a while. It ends
+        with an error alone: when the caller goes away, and when its key or its tenant is no longer good.
+        """
+
+        def judge(trace: Trace) -> _Followed:
+            scope = subject_or_all(trace, asked.tenant)
+            wanted = filter_of(trace, asked)
+            trace.filter = asked.described()
+            incarnation = trace.snapshot.state.incarnation
+            # Where a stream begins is no condition: it goes on elsewhere.
+            conditions = replace(asked, tenant="", since=None)
+            bound = ("TailAuditEvents", scope or "", conditions.described(), asked.arguments)
+            start = read_position(position, incarnation, *bound, field="position")
+            with self._reading(scope, call) as connection:
+                wanted = _with_arguments(wanted, asked, scope, connection)
+                if start is None and asked.since is not None:
+                    start = audit_log.before(connection, scope, asked.since)
+                elif start is None:
+                    start = audit_log.newest(connection, scope)
+            return _Followed(scope, wanted, start, incarnation, bound)
+
+        followed = self._decisions.settle(call, Verb.TAIL_AUDIT, judge, required=False)
+        at = followed.start
+        yield Tailed((), followed.token(at))
+        told = time.monotonic()
+        while True:
+            self._decisions.prove_again(call, followed.incarnation)
+            with self._reading(followed.scope, call) as connection:
+                found, at = audit_log.grown(connection, followed.scope, followed.wanted, at, TAIL_BATCH)
+            for fitting_ones, position_after in _messages(found, at):
+                yield Tailed(fitting_ones, followed.token(position_after))
+            if found or time.monotonic() - told >= TELL_SECONDS:
+                if not found:
+                    yield Tailed((), followed.token(at))
+                told = time.monotonic()
+            if len(found) < TAIL_BATCH:
+                call.pause(POLL_SECONDS)
+
+    @contextmanager
+    def _reading(self, scope: TenantId | None, call: Call) -> Iterator[Transaction]:
+        """Open a transaction that sees the tenant, or all for None; raise TenantNotFound."""
+        database = self._decisions.database
+        if scope is None:
+            with database.operator(call.deadline) as connection:
+                yield connection
+            return
+        # Reading a tenant's events takes the same role, and the same policy, whoever asks.
+        with database.tenant(scope, call.deadline) as connection:
+            if tenants.revision(connection, scope) is None:
+                raise tenants.no_tenant(scope)
+            yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What a stream follows, from where, in which database; `bound` is what its positions are bound to."""
+
+    scope: TenantId | None
+    wanted: Filter
+    start: Position
+    incarnation: str
+    bound: tuple[object, ...]
+
+    def token(self, position: Position) -> str:
+        """Return the token for `position`."""
+        return position_token(position, self.incarnation, *self.bound)
+
+
+def _messages(found: Sequence[Found], end: Position) -> Iterator[tuple[Sequence[StoredEvent], Position]]:
+    """Yield what was found in portions that fit a message, each with the position after it, the last with `end`."""
+    left = list(found)
+    while left:
+        count = fitting(_weight(each.event) for each in left)
+        portion, left = left[:count], left[count:]
+        yield [each.event for each in portion], portion[-1].position if left else end
+
+
+def _with_arguments(wanted: Filter, asked: AuditQuery, scope: TenantId | None, connection: Transaction) -> Filter:
+    """Return the filter with the arguments that are asked for, as their tenant's events have them."""
+    if not asked.arguments:
+        return wanted
+    tenant = None if scope is None else tenants.get(connection, scope)
+    if tenant is None:
+        raise InvalidArgument("arguments", "Name the tenant too: arguments are compared under a key of the tenant.")
+    return replace(wanted, arguments_hmac=hmac_of(tenant.arguments_key, asked.arguments))
 
 
 def _weight(event: StoredEvent) -> int:
     # The text travels once as it is and once as fields.
     return 2 * len(event.event) + 512
-
-
-def _filter(trace: Trace, asked: AuditQuery) -> Filter:
-    if asked.verb and asked.verb not in {verb.value for verb in Verb}:
-        raise InvalidArgument("verb", f"Unknown verb; the verbs are {', '.join(verb.value for verb in Verb)}.")
-    if asked.decision_id and not is_uuid(asked.decision_id):
-        raise InvalidArgument("decision_id", "Must be the id of an audit event, a UUID.")
-    if len(asked.call_id) > MAX_CALL_ID_LENGTH or "\0" in asked.call_id:
-        raise InvalidArgument("call_id", f"Must be at most {MAX_CALL_ID_LENGTH} characters.")
-    if asked.since and asked.until and asked.since >= asked.until:
-        raise InvalidArgument("until", "Must be later than `since`.")
-    bound = trace.principal.agent
-    if bound is not None and asked.agent not in ("", bound):
-        raise RoleRequired(f"This key is bound to the agent '{bound}' and sees no other's events.", agent=bound)
-    return Filter(
-        agent=bound or (parse_agent_name(asked.agent) if asked.agent else ""),
-        pattern=parse_query_pattern(asked.pattern),
-        verb=asked.verb,
-        outcome=asked.outcome.value if asked.outcome else "",
-        event_id=asked.decision_id,
-        call_id=asked.call_id,
-        as_agent=trace.principal.actor if bound else "",
-        since=asked.since,
-        until=asked.until,
-    )
-
-
-def _described(asked: AuditQuery) -> str:
-    """Return what was asked as text: for the event, and for the page token to be bound to."""
-    asked_for = {name: getattr(asked, name) for name in asked.__slots__ if getattr(asked, name)}
-    return json.dumps(asked_for, default=lambda value: getattr(value, "value", None) or str(value))
-
-
-def _state(snapshot: Snapshot, tenant: TenantId) -> str:
-    return (
-        f"tenant '{tenant}' at catalog revision {snapshot.state.revision}, static state {snapshot.static.digest[:12]}"
-    )

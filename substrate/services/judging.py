@@ -1,7 +1,8 @@
 """What reading and changing calls share: the key is proved, the call judged on a snapshot, the decision recorded."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from substrate.domain.audit import AuditEvent, Verb
@@ -9,6 +10,7 @@ from substrate.domain.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidInput,
+    RevisionUnknown,
     StoreUnavailable,
     SubstrateError,
     Unauthenticated,
@@ -20,6 +22,7 @@ from substrate.services.call import Call, Clock
 from substrate.services.snapshots import Snapshot, Snapshots
 from substrate.services.trace import Trace
 from substrate.services.writers import Writers
+from substrate.store import tenants
 from substrate.store.chain_writer import Entry, Verdict
 from substrate.store.session import Database
 
@@ -93,6 +96,24 @@ class Judging:
             self.record(call, event, required=self.strict)
         self.note(call, trace, event)
         raise refusal
+
+    def prove_again(self, call: Call, incarnation: str) -> None:
+        """Prove the key of a call that stays open on the state as it is now.
+
+        Raises what refuses it, which is then recorded as for a new call, and RevisionUnknown when the database is not
+        the one of this `incarnation` any more.
+        """
+        home = call.bearer.tenant
+        known = self.snapshots.current(home, call.deadline).state
+        with self.database.tenant(home, call.deadline) as connection:
+            if tenants.incarnation(connection) != incarnation:
+                raise RevisionUnknown("The database is another one than before; start again.")
+            is_current = tenants.revision(connection, home) == known.revision
+        key = known.keys.get(call.bearer.key_id)
+        proven = key is not None and key.admits(call.bearer.secret, self.clock.now()) and known.suspended is None
+        if not (is_current and proven and known.incarnation == incarnation):
+            again = replace(call, started=time.monotonic())
+            self.not_refused(again, Verb.AUTHENTICATE, lambda _: None, home, None)
 
     def judged(
         self, call: Call, verb: Verb, snapshot: Snapshot, judge: Callable[[Trace], T], keys: Snapshot | None

@@ -36,19 +36,24 @@ class Run:
 RUN_FIELDS = frozenset({"agent", "run_id", "turn", "catalog_token", "caller_kind", "touched_paths", "max_staleness"})
 
 
+def check_touched(paths: Sequence[str]) -> None:
+    """Raise InvalidArgument when there are too many touched paths, or one of them is none."""
+    if len(paths) > MAX_TOUCHED_PATHS:
+        raise InvalidArgument("touched_paths", f"At most {MAX_TOUCHED_PATHS} paths are allowed.")
+    for index, path in enumerate(paths):
+        if not path or len(path) > MAX_PATH_LENGTH or "\0" in path:
+            raise InvalidArgument(
+                f"touched_paths[{index}]", f"A path has 1 to {MAX_PATH_LENGTH} characters, none of them NUL."
+            )
+
+
 def begin(trace: Trace, run: Run) -> Agent:
     """Check what the call says of its run, and return its agent; raise InvalidArgument or as `runtime_agent` does."""
     if len(run.run_id) > MAX_RUN_ID_LENGTH or not run.run_id.isprintable():
         raise InvalidArgument("run_id", f"Must be printable text of at most {MAX_RUN_ID_LENGTH} characters.")
     if run.turn < 0:
         raise InvalidArgument("turn", "Must not be negative.")
-    if len(run.touched_paths) > MAX_TOUCHED_PATHS:
-        raise InvalidArgument("touched_paths", f"At most {MAX_TOUCHED_PATHS} paths are allowed.")
-    for index, path in enumerate(run.touched_paths):
-        if not path or len(path) > MAX_PATH_LENGTH or "\0" in path:
-            raise InvalidArgument(
-                f"touched_paths[{index}]", f"A path has 1 to {MAX_PATH_LENGTH} characters, none of them NUL."
-            )
+    check_touched(run.touched_paths)
     if not 0 <= run.max_staleness <= MAX_STALENESS:
         raise InvalidArgument("max_staleness", f"Must be from 0 to {MAX_STALENESS} seconds.")
     trace.caller_kind = run.caller_kind.value

@@ -11,8 +11,8 @@ from substrate.domain.agents import Agent
 from substrate.domain.arguments import substitute
 from substrate.domain.audit import DecidingEntry, Verb, hmac_of
 from substrate.domain.candidates import Candidate, LayerKind, Resolution, SkillFile
-from substrate.domain.eligibility import Visible, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
-from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound
+from substrate.domain.eligibility import Visible, barrier_of_caller, reached, visible
+from substrate.domain.errors import InvalidArgument, SkillChanged, SkillFileNotFound, SkillNotFound, SubstrateError
 from substrate.domain.identity import Role
 from substrate.domain.names import SkillRef, parse_skill_ref
 from substrate.domain.paths import MAX_PATH_LENGTH, first_eligible
@@ -226,17 +226,11 @@ class Skills:
             drafts = trace.drafts = trace.principal.role is Role.AUTHOR or catalog.pins_to(ref, agent.pins)
             resolution = self._source.resolve(catalog, tenant, ref, trace.call.deadline, drafts=drafts)
         trace.resolution = resolution
-        winner = resolution.winner
-        if winner is None:
-            error = unresolved(resolution)
-            if isinstance(error, SkillNotFound):
-                _suggest(trace, agent, ref, error)
-            raise error
-        barrier = barrier_of_tools(ref.name, tools_of(winner), agent) or barrier_of_caller(
-            winner, run.caller_kind, run.touched_paths
-        )
-        if barrier is not None:
-            raise barrier
+        winner = reached(resolution, agent, run.caller_kind, run.touched_paths)
+        if isinstance(winner, SubstrateError):
+            if isinstance(winner, SkillNotFound):
+                _suggest(trace, agent, ref, winner)
+            raise winner
         if winner.header and winner.header.paths:
             trace.touched_path = first_eligible(winner.header.paths, run.touched_paths)
         return Admitted(ref, trace.decision, resolution, winner)

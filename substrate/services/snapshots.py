@@ -13,7 +13,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
+
+import structlog
 
 from substrate.domain.agents import Agent
 from substrate.domain.audit import KeptInput
@@ -32,6 +34,31 @@ _MAX_DERIVED = 64
 _MAX_ADMITTED = 256
 
 T = TypeVar("T")
+
+_log = structlog.get_logger("substrate.snapshots")
+
+
+class Watch(Protocol):
+    """Who is told how snapshots come and go."""
+
+    def snapshot_loaded(self, seconds: float, *, ok: bool) -> None:
+        """Note that reading a snapshot took so long, and whether it was had."""
+
+    def snapshot_outdated(self, age_seconds: float) -> None:
+        """Note how old a snapshot had become when it was dropped since the tenant's state had moved on."""
+
+    def snapshots_kept(self, count: int) -> None:
+        """Note how many snapshots are kept."""
+
+
+class _Nobody:
+    """Is told and does not listen."""
+
+    def snapshot_loaded(self, seconds: float, *, ok: bool) -> None: ...
+
+    def snapshot_outdated(self, age_seconds: float) -> None: ...
+
+    def snapshots_kept(self, count: int) -> None: ...
 
 
 class Snapshot:
@@ -107,11 +134,15 @@ class _Flight:
 
 
 class Snapshots:
-    """The snapshots of one process, least recently used ones dropped, over the current static state."""
+    """The snapshots of one process, least recently used ones dropped, over the current static state.
 
-    def __init__(self, source: TenantSource, static: StaticState) -> None:
+    `watch` is told of loads and of what is kept.
+    """
+
+    def __init__(self, source: TenantSource, static: StaticState, watch: Watch | None = None) -> None:
         self._source = source
         self._static = static
+        self._watch = watch or _Nobody()
         self._lock = threading.Lock()
         self._known: OrderedDict[TenantId, Snapshot] = OrderedDict()
         # Apart from the others, which made-up names could else displace.
@@ -190,6 +221,9 @@ class Snapshots:
                     self._written.popitem(last=False)
                 del self._known[tenant]
             self._unknown.pop(tenant, None)
+        if known is not None:
+            self._watch.snapshot_outdated(time.monotonic() - known.began)
+            self._watch.snapshots_kept(len(self._known) + len(self._unknown))
 
     def _fly(self, tenant: TenantId, flight: _Flight, deadline: float | None) -> Snapshot:
         try:
@@ -198,9 +232,11 @@ class Snapshots:
             with self._lock:
                 del self._flights[tenant]
             flight.result.set_exception(error)
+            self._watch.snapshot_loaded(time.monotonic() - flight.began, ok=False)
             raise
         with self._lock:
             del self._flights[tenant]
+            outdated = self._known.get(tenant)
             exists = found.state.revision is not None
             (self._unknown if exists else self._known).pop(tenant, None)
             kept, limit = (self._known, MAX_SNAPSHOTS) if exists else (self._unknown, MAX_UNKNOWN_TENANTS)
@@ -210,6 +246,12 @@ class Snapshots:
                 kept.popitem(last=False)
             self._written.pop(tenant, None)
         flight.result.set_result(found)
+        seconds = time.monotonic() - flight.began
+        self._watch.snapshot_loaded(seconds, ok=True)
+        self._watch.snapshots_kept(len(self._known) + len(self._unknown))
+        if outdated is not None:
+            self._watch.snapshot_outdated(seconds + flight.began - outdated.began)
+        _log.debug("snapshot.loaded", tenant=tenant, revision=found.state.revision, ms=round(seconds * 1000, 3))
         return found
 
     def _follow(self, flight: _Flight, deadline: float | None) -> Snapshot | None:

@@ -67,6 +67,27 @@ def read_state(connection: Transaction, tenant: TenantId) -> TenantState:
     )
 
 
+def read_name(connection: Transaction, tenant: TenantId, name: SkillName) -> TenantState:
+    """Read of `tenant` what decides about `name`: its agents, and of skills that name's alone; neither keys nor quotas.
+
+    Otherwise as `read_state`.
+    """
+    row = tenants.get(connection, tenant)
+    incarnation = tenants.incarnation(connection)
+    if row is None:
+        return TenantState(tenant, incarnation, None)
+    own = _agents(connection, tenant)
+    return TenantState(
+        tenant=tenant,
+        incarnation=incarnation,
+        revision=row.catalog_revision,
+        layers=read_layers(connection, tenant, name),
+        agents=own,
+        versions=read_versions(connection, tenant, own.values(), name),
+        suspended=None if row.suspended_at is None else row.suspend_reason,
+    )
+
+
 def read_versions(
     connection: Transaction, tenant: TenantId, own: Iterable[Agent | None], only: SkillName | None = None
 ) -> Versions:
@@ -175,9 +196,13 @@ class TenantSource:
         own = catalog.skill_def(ref.name)
         if own is None or own.version == number:
             return catalog.resolve(ref)
+        return catalog.resolve(ref, self.version(tenant, ref.name, number, deadline), drafts=drafts)
+
+    def version(self, tenant: TenantId, name: SkillName, number: int, deadline: float | None) -> Candidate | None:
+        """Return one version of a SkillDef as it is stored; None when there is no such version."""
         with self._database.tenant(tenant, deadline) as connection:
-            found = skill_defs.version(connection, tenant, ref.name, number)
-        return catalog.resolve(ref, version_candidate(found) if found else None, drafts=drafts)
+            found = skill_defs.version(connection, tenant, name, number)
+        return version_candidate(found) if found else None
 
     def file(self, tenant: TenantId, candidate: Candidate, path: str, deadline: float | None) -> bytes:
         """Return a file of a version; raise SkillQuarantined when what is stored is not what was decided on."""

@@ -259,6 +259,14 @@ audit_events = Table(
     Index(None, "tenant_id", "name", "sequence"),
     Index(None, "tenant_id", "agent", "sequence"),
     Index(None, "tenant_id", "actor", "sequence"),
+    Index(
+        "audit_events_changes_idx",
+        "tenant_id",
+        "name",
+        "sequence",
+        # A name's history must not be looked for among its invocations.
+        postgresql_where=text("verb IN ('create', 'fork', 'promote', 'retire', 'unretire', 'disable', 'enable')"),
+    ),
     postgresql_partition_by="RANGE (occurred_at)",
     comment="Append-only events, hash-chained per tenant; `event` is the text that is hashed.",
 )

@@ -236,6 +236,22 @@ def keys_of(connection: Connection, tenant: TenantId) -> Mapping[KeyId, Key]:
     return {row.key_id: _key(row) for row in rows}
 
 
+def bound_authors(connection: Connection, tenant: TenantId, now: datetime) -> frozenset[AgentName]:
+    """Return the agents to which author keys of the tenant are bound that are live at `now`."""
+    found = connection.execute(
+        select(keys.c.agent)
+        .distinct()
+        .where(
+            (keys.c.tenant_id == tenant)
+            & (keys.c.role == Role.AUTHOR.value)
+            & keys.c.agent.is_not(None)
+            & keys.c.revoked_at.is_(None)
+            & (keys.c.expires_at.is_(None) | (keys.c.expires_at > now))
+        )
+    )
+    return frozenset(AgentName(agent) for agent in found.scalars())
+
+
 def page_keys(connection: Connection, tenant: TenantId, after: str, limit: int) -> Sequence[Key]:
     """Return up to `limit` keys of the tenant, the newest first; those older than the key `after`, if it is given.
 

@@ -40,6 +40,7 @@ class Things:
     etag: str
     agent_etag: str
     catalog_token: str
+    position: str
     request_ids: Sequence[str]
     page_tokens: Mapping[str, str]
 
@@ -67,6 +68,7 @@ def archive(name: str) -> bytes:
 NAMING = {
     *("agent", "name", "names", "pattern", "label", "from", "to", "version", "tenant", "key_id", "content_sha256"),
     *("expected_digest", "etag", "request_id", "decision_id", "call_id", "catalog_token", "page_token", "archive"),
+    *("id", "actor", "position"),
 }
 """Fields that can name something of a tenant's: the cases of a method give each that it has."""
 
@@ -95,6 +97,8 @@ def paged(tenant: str) -> dict[str, Fields]:
         "TenantService.ListTenants": {},
         "TenantService.ListKeys": {"tenant": tenant},
         "AuditService.QueryAuditEvents": {},
+        "AuditService.WhoCan": {"name": "doc/query"},
+        "AuditService.GetSkillHistory": {"name": "own/skill"},
     }
 
 
@@ -215,6 +219,29 @@ _CASES: Mapping[str, Callable[[Things], list[Fields]]] = {
         {"call_id": t.call_id},
         {"agent": t.agent},
         {"pattern": t.skill},
+        {"actor": f"runtime:{t.tenant}.{t.key_id}"},
+        {"version": 1},
+    ],
+    "AuditService.TailAuditEvents": lambda t: [
+        {"tenant": t.tenant},
+        {"call_id": t.call_id},
+        {"agent": t.agent},
+        {"pattern": t.skill},
+        {"actor": f"runtime:{t.tenant}.{t.key_id}"},
+        {"version": 1},
+        {"position": t.position},
+    ],
+    "AuditService.GetAuditEvent": lambda t: [{"id": t.decision_id}, {"tenant": t.tenant, "id": t.decision_id}],
+    "AuditService.WhoCan": lambda t: [*_skill(t, {}, {"tenant": t.tenant}), {"tenant": t.tenant, "name": "doc/query"}],
+    "AuditService.GetSkillHistory": lambda t: [
+        *_skill(t, {}, {"tenant": t.tenant}),
+        {"tenant": t.tenant, "name": "doc/query"},
+    ],
+    "AuditService.GetUsageReport": lambda t: [
+        {"tenant": t.tenant},
+        {"agent": t.agent},
+        {"pattern": t.skill},
+        {"pattern": t.skill, "agent": t.agent},
     ],
     "AuditService.ExplainResolution": lambda t: [
         {"tenant": t.tenant, "name": "doc/query"},

@@ -220,7 +220,7 @@ def test_an_edited_event_is_found_by_computing_the_chain_again(
 
 
 def test_every_method_is_recorded_under_a_verb_of_its_own_tenant(cluster: Cluster, tenant: TestTenant) -> None:
-    assert len(METHODS) == 35
+    assert len(METHODS) == 41
     made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
     name = {"name": "own/mine"}
     digest, archive = made.version.content_sha256, pack([PackedSkill(SkillName("own/more"), skill_md("more").encode())])
@@ -246,7 +246,11 @@ def test_every_method_is_recorded_under_a_verb_of_its_own_tenant(cluster: Cluste
         ("AgentService.ListAgents", {}, "list_agents"),
         ("AgentService.TestAllowlist", {}, "test_allowlist"),
         ("AuditService.QueryAuditEvents", {}, "query_audit"),
+        ("AuditService.GetAuditEvent", {"id": made.decision_id}, "get_event"),
         ("AuditService.ExplainResolution", name, "explain"),
+        ("AuditService.WhoCan", name, "who_can"),
+        ("AuditService.GetSkillHistory", name, "get_history"),
+        ("AuditService.GetUsageReport", {}, "get_usage"),
     ]
     before = len(events(cluster, tenant.name))
     decisions, etag = [], made.skill_def.etag

@@ -1,5 +1,6 @@
 """Operators and authors search the audit: by every condition, in either direction, while it grows."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from substrate.api.v1 import audit_pb2
+from substrate.api.v1 import audit_pb2, catalog_pb2
 from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.domain.tokens import page_token
@@ -47,7 +48,7 @@ def history(server: RunningServer) -> History:
     refused(tenant.runtime, "SkillService.InvokeSkill", agent="nobody", name="own/mine")  # 7
     tenant.author.call("SkillDefService.RetireSkillDef", name="own/mine", etag=made.skill_def.etag)  # 8
     refused(tenant.runtime, "SkillService.InvokeSkill", agent="helper", name="own/mine")  # 9
-    tenant.runtime.call("SkillService.InvokeSkill", **invoke)  # 10
+    tenant.runtime.call("SkillService.InvokeSkill", **invoke, arguments="chunk 7")  # 10
     return History(tenant, server.operator())
 
 
@@ -67,6 +68,20 @@ def history(server: RunningServer) -> History:
         ({"outcome": "OUTCOME_REFUSED"}, [5, 7, 9]),
         ({"outcome": "OUTCOME_ALLOWED"}, [1, 2, 3, 4, 6, 8, 10]),
         ({"outcome": "OUTCOME_CANCELLED"}, []),
+        ({"winner_layer": "LAYER_BUNDLE"}, [3, 10]),
+        ({"winner_layer": "LAYER_TENANT", "verb": "invoke"}, [4]),
+        ({"winner_layer": "LAYER_INLINE"}, []),
+        ({"version": 1, "verb": "invoke"}, [4]),
+        ({"version": 2}, []),
+        ({"denied_only": True}, [5]),
+        ({"denied_only": True, "reason": "SKILL_NOT_PERMITTED"}, [5]),
+        ({"denied_only": True, "reason": "SKILL_NOT_FOUND"}, []),
+        ({"reason": "AGENT_NOT_FOUND"}, [7]),
+        ({"reason": "SKILL_NOT_FOUND"}, [9]),
+        ({"shadowed_only": True}, []),
+        ({"arguments": "chunk 7"}, [10]),
+        ({"arguments": "chunk 7 "}, []),
+        ({"arguments": "chunk 7", "pattern": "own/*"}, []),
         ({"verb": "invoke", "agent": "helper", "outcome": "OUTCOME_REFUSED", "pattern": "own/**"}, [9]),
     ],
 )
@@ -158,11 +173,24 @@ def test_a_page_token_is_good_for_its_own_query_alone(history: History, server: 
     assert [event.sequence for event in larger.events] == [9, 8, 7]
 
 
-@pytest.mark.parametrize("after", ["x", "1x", "-1", "1.5", "9" * 30, " 1", "\u0661"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "x",
+        "7",
+        *(f"{'0' * 32}:{key}" for key in ("0::1x", "0::-1", f"0::{'9' * 30}", "9" * 20 + "::1", "0:A:1", "0::\u0661")),
+    ],
+)
 def test_a_made_up_token_of_the_right_form_is_refused(tenant: TestTenant, after: str) -> None:
-    asked = page_token(after, "QueryAuditEvents", tenant.name, "{}")
+    asked = page_token(after, "QueryAuditEvents", tenant.name, "{}", "")
     failed = refused(tenant.author, QUERY, page_token=asked)
     assert (failed.code, failed.reason) == ("INVALID_ARGUMENT", "INVALID_PAGE_TOKEN")
+
+
+def test_a_token_of_another_database_is_told_from_one_of_another_query(tenant: TestTenant) -> None:
+    asked = page_token(f"{'0' * 32}:0::7", "QueryAuditEvents", tenant.name, "{}", "")
+    failed = refused(tenant.author, QUERY, page_token=asked)
+    assert (failed.code, failed.reason) == ("FAILED_PRECONDITION", "REVISION_UNKNOWN")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +204,11 @@ def test_a_made_up_token_of_the_right_form_is_refused(tenant: TestTenant, after:
         ({"outcome": 99}, "INVALID_ARGUMENT", "outcome"),
         ({"call_id": "x" * 129}, "INVALID_ARGUMENT", "call_id"),
         ({"page_size": -1}, "INVALID_ARGUMENT", "page_size"),
+        ({"winner_layer": 9}, "INVALID_ARGUMENT", "winner_layer"),
+        ({"version": -1}, "INVALID_ARGUMENT", "version"),
+        ({"reason": "BECAUSE"}, "INVALID_ARGUMENT", "reason"),
+        ({"actor": "x" * 257}, "INVALID_ARGUMENT", "actor"),
+        ({"arguments": "x" * 65_537}, "INVALID_ARGUMENT", "arguments"),
     ],
 )
 def test_a_condition_that_is_none_is_refused(
@@ -186,13 +219,9 @@ def test_a_condition_that_is_none_is_refused(
 
 
 def test_an_operator_names_the_tenant_and_an_author_has_its_own(history: History, tenant: TestTenant) -> None:
+    failed = refused(history.operator, EXPLAIN, name="doc/query")
+    assert (failed.reason, failed.violations[0][0]) == ("INVALID_ARGUMENT", "tenant")
     for method, fields in ((QUERY, {}), (EXPLAIN, {"name": "doc/query"})):
-        failed = refused(history.operator, method, **fields)
-        assert (failed.code, failed.reason, failed.violations[0][0]) == (
-            "INVALID_ARGUMENT",
-            "INVALID_ARGUMENT",
-            "tenant",
-        )
         failed = refused(history.operator, method, tenant="nobody-here", **fields)
         assert (failed.code, failed.reason, failed.metadata["tenant"]) == (
             "NOT_FOUND",
@@ -238,3 +267,56 @@ def test_an_answered_query_is_an_event_of_its_own(cluster: Cluster, tenant: Test
     event = events(cluster, tenant.name)[-1]
     assert (event["id"], event["verb"]) == (answer.decision_id, "query_audit")
     assert "invoke" in event["filter"]
+    answer = tenant.author.call(QUERY, arguments="the secret words")
+    event = events(cluster, tenant.name)[-1]
+    assert event["id"] == answer.decision_id
+    assert "secret" not in str(event)
+
+
+def test_an_actor_finds_what_one_key_did(history: History) -> None:
+    everything = history.operator.call(QUERY, tenant=history.tenant.name, oldest_first=True).events
+    actors = {event.actor for event in everything}
+    assert len(actors) >= 2
+    for actor in actors:
+        assert history.found(actor=actor) == [event.sequence for event in everything if event.actor == actor]
+    assert history.found(actor="runtime:nobody.x") == []
+
+
+def test_what_shadows_a_bundle_is_found(tenant: TestTenant) -> None:
+    tenant.author.call("SkillDefService.CreateSkillDef", name="doc/query", source=skill_md("query"))
+    for name in ("doc/query", "doc/chunk-add"):
+        tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name=name)
+    (event,) = tenant.author.call(QUERY, verb="invoke", shadowed_only=True).events
+    assert (event.name, event.winner.layer) == ("doc/query", catalog_pb2.LAYER_TENANT)
+    assert [found.state for found in event.candidates][1] == catalog_pb2.CANDIDATE_STATE_SHADOWED
+
+
+def test_arguments_are_looked_for_in_one_tenant_alone(history: History, server: RunningServer) -> None:
+    failed = refused(history.operator, QUERY, arguments="chunk 7")
+    assert (failed.reason, failed.violations[0][0]) == ("INVALID_ARGUMENT", "arguments")
+    # The same arguments look different in another tenant, whose key is another.
+    other = server.tenant()
+    other.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query", arguments="chunk 7")
+    (mine,) = history.operator.call(QUERY, tenant=history.tenant.name, arguments="chunk 7").events
+    (theirs,) = other.author.call(QUERY, arguments="chunk 7").events
+    assert len(mine.arguments_hmac) == len(theirs.arguments_hmac) == 64
+    assert mine.arguments_hmac != theirs.arguments_hmac
+
+
+@pytest.mark.parametrize("oldest_first", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_an_operator_pages_through_all_tenants_as_they_were_written(
+    server: RunningServer, size: int, *, oldest_first: bool
+) -> None:
+    operator, tenants = server.operator(), [server.tenant() for _ in range(3)]
+    pattern = f"own/{secrets.token_hex(4)}"
+    made = [
+        refused(tenants[number % 3].runtime, "SkillService.InvokeSkill", agent="doc-manager", name=pattern).decision_id
+        for number in range(7)
+    ]
+    pages = operator.pages(QUERY, pattern=pattern, page_size=size, oldest_first=oldest_first)
+    found = [event.id for page in pages for event in page.events]
+    assert found == (made if oldest_first else made[::-1])
+    token = operator.call(QUERY, pattern=pattern, page_size=1).next_page_token
+    failed = refused(operator, QUERY, pattern=pattern, page_token=token, tenant=tenants[0].name)
+    assert failed.reason == "INVALID_PAGE_TOKEN"

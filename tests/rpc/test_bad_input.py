@@ -69,6 +69,7 @@ class Ground:
     tenant: str
     keys: Mapping[str, str]
     spare_tenant: str
+    event: str
 
     def send(self, method: str, payload: bytes) -> bytes | Failure:
         """Send raw bytes with a key that may call the method."""
@@ -87,7 +88,7 @@ def ground(server: RunningServer, cluster: Cluster) -> Iterator[Ground]:
     tenant, operator_client = server.tenant(), server.operator()
     quotas = {"writes_per_minute": 1_000_000, "versions_per_skill": 1_000_000, "agents": 100_000, "skills": 1_000_000}
     operator_client.call("TenantService.SetQuotas", tenant=tenant.name, quotas=quotas)
-    tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE.format("skill"))
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE.format("skill"))
     tenant.author.call("AgentService.PutAgent", agent={"name": "own-agent", "skills": ["own/*"]})
     author, runtime = server.key(tenant.name, Role.AUTHOR), server.key(tenant.name, Role.RUNTIME)
     operator = server.key(PLATFORM_TENANT, Role.OPERATOR)
@@ -100,7 +101,7 @@ def ground(server: RunningServer, cluster: Cluster) -> Iterator[Ground]:
     }
     spare = server.tenant().name
     with grpc.insecure_channel(server.address) as channel, psycopg.connect(cluster.owner_url, autocommit=True) as owner:
-        yield Ground(tenant.author, operator_client, channel, owner, tenant.name, keys, spare)
+        yield Ground(tenant.author, operator_client, channel, owner, tenant.name, keys, spare, made.decision_id)
 
 
 def _own(ground: Ground) -> dict[str, Any]:
@@ -170,6 +171,11 @@ BASES: Mapping[str, Callable[[Ground], Mapping[str, Any]]] = {
     "TenantService.SetQuotas": lambda g: {"tenant": g.spare_tenant, "quotas": {"skills": 10}},
     "TenantService.ListKeys": lambda g: {"tenant": g.tenant},
     "AuditService.QueryAuditEvents": lambda _: {"page_size": 5},
+    "AuditService.TailAuditEvents": lambda _: {"verb": "invoke"},
+    "AuditService.GetAuditEvent": lambda g: {"id": g.event},
+    "AuditService.WhoCan": lambda _: {"name": "doc/query", "page_size": 5},
+    "AuditService.GetSkillHistory": lambda _: {"name": "own/skill"},
+    "AuditService.GetUsageReport": lambda _: {},
     "AuditService.ExplainResolution": lambda _: {"name": "doc/query"},
 }
 
@@ -215,7 +221,7 @@ def test_no_value_of_a_field_is_answered_with_anything_but_an_answer_or_a_typed_
 @pytest.mark.parametrize("method", METHODS)
 def test_an_empty_request_is_answered_or_refused_with_a_reason(ground: Ground, method: str) -> None:
     wants_nothing = not BASES[method](ground) or method == "AuditService.QueryAuditEvents"
-    wants_nothing |= method == "AgentService.TestAllowlist"
+    wants_nothing |= method in ("AgentService.TestAllowlist", "AuditService.TailAuditEvents")
     before = ground.revisions()
     answer = ground.send(method, b"")
     assert isinstance(answer, Failure) is not wants_nothing

@@ -64,6 +64,8 @@ NAMED: dict[str, dict[str, Any]] = {
     "SkillDefService.VerifySkillDef": {"content_sha256": "0" * 64},
     "SkillDefService.ExportSkill": {},
     "AuditService.ExplainResolution": {},
+    "AuditService.WhoCan": {},
+    "AuditService.GetSkillHistory": {},
 }
 
 
@@ -206,8 +208,12 @@ PAGED: dict[str, Callable[[str], tuple[object, ...]]] = {
     "SkillDefService.ListCatalog": lambda tenant: (tenant, "ListCatalog", "", ""),
     "TenantService.ListTenants": lambda _: ("ListTenants",),
     "TenantService.ListKeys": lambda tenant: ("ListKeys", tenant),
+    "AuditService.WhoCan": lambda tenant: ("WhoCan", tenant, tenant, "own/mine"),
+    "AuditService.GetSkillHistory": lambda tenant: ("GetSkillHistory", tenant, tenant, "own/mine", None),
     "AuditService.QueryAuditEvents": lambda tenant: ("QueryAuditEvents", tenant, "{}"),
 }
+POSITIONS = {"AuditService.GetSkillHistory": "1.1"}
+"""What stands in a token, where that is not one text or number."""
 
 
 @pytest.mark.parametrize("method", PAGED)
@@ -215,11 +221,11 @@ def test_a_page_token_that_somebody_made_up_does_no_harm(tenant: TestTenant, met
     operator = method.startswith("TenantService")
     client: Client = tenant.server.operator() if operator else tenant.author
     fields = {"tenant": tenant.name} if method == "TenantService.ListKeys" else {}
-    if method == "SkillDefService.ListSkillDefVersions":
+    if method in ("SkillDefService.ListSkillDefVersions", "AuditService.WhoCan", "AuditService.GetSkillHistory"):
         fields = {"name": "own/mine"}
         tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
     # What the token is bound to is known here, so that what is made up gets as far as it can.
-    client.call(method, page_token=page_token("1", *PAGED[method](tenant.name)), **fields)
+    client.call(method, page_token=page_token(POSITIONS.get(method, "1"), *PAGED[method](tenant.name)), **fields)
     for after in FORGED:
         token = page_token(after, *PAGED[method](tenant.name))
         try:

@@ -34,8 +34,10 @@ from tests.skills import changed, refused, skill_md
 from tests.store.owner import rows
 from tests.store.roles import TENANT_TABLES
 
+TAIL = "AuditService.TailAuditEvents"
+
 # What the clock, chance and the caller's own revision put into an answer.
-VOLATILE = re.compile(r".*_time|decision_id|etag|state|.*key_id|created_by|promoted_by|secret")
+VOLATILE = re.compile(r".*_time|decision_id|etag|state|.*key_id|created_by|promoted_by|secret|since|until|position")
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +73,17 @@ def theirs(server: RunningServer) -> Things:
         etag=labelled_def.etag,
         agent_etag=put.agent.etag if put else "",
         catalog_token=invoked.state.catalog_token,
+        position=next(tenant.author.stream(TAIL, timeout=20)).position,
         request_ids=ids,
         page_tokens=tokens,
     )
 
 
 def _with_versions(tenant: TestTenant) -> None:
-    """Give the tenant a skill with two versions, named as other tenants' too."""
-    tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE)
-    tenant.author.call("SkillDefService.ForkSkillDef", name="own/skill", source=SOURCE)
+    """Give the tenant a skill with two versions, both once in effect, named as other tenants' too."""
+    made = tenant.author.call("SkillDefService.CreateSkillDef", name="own/skill", source=SOURCE)
+    fork = {"name": "own/skill", "source": SOURCE, "promote": True, "etag": made.skill_def.etag}
+    tenant.author.call("SkillDefService.ForkSkillDef", **fork)
 
 
 def _asking(tenant: TestTenant, server: RunningServer, method: str) -> Client:
@@ -109,6 +113,7 @@ def _absent(theirs: Things, ours: TestTenant) -> Things:
         etag="r999",
         agent_etag="0" * len(theirs.agent_etag),
         catalog_token=str(CatalogToken("another", TenantId("another"), token.revision, "0" * 64)),
+        position=next(ours.author.stream(TAIL, timeout=20, verb="list")).position,
         request_ids=request_ids(),
         page_tokens={
             method: elsewhere.get(method, elsewhere["SkillDefService.ListCatalog"]) for method in theirs.page_tokens
@@ -127,7 +132,9 @@ def _stable(value: Any) -> Any:
 def _answer(client: Client, method: str, fields: Fields, things: Things) -> str:
     """Return all of an answer or a failure that its caller could learn from, without the names it named itself."""
     try:
-        answer = client.call(method, **fields)
+        # Of a stream only how it begins: it may go on for ever.
+        streams = METHODS[method].server_streaming
+        answer = next(client.stream(method, timeout=20, **fields)) if streams else client.call(method, **fields)
     except CallFailed as failed:
         metadata = {key: value for key, value in failed.metadata.items() if key != "decision_id"}
         told: object = [failed.code, failed.reason, failed.message, metadata, failed.violations]

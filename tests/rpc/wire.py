@@ -59,12 +59,22 @@ def send(
     metadata: tuple[tuple[str, str], ...] = (),
     timeout: float = 10.0,
 ) -> bytes | Failure:
-    """Send `payload` as it is; return the answer's bytes, or the failure, which must be one of the documented ones."""
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path_of(method))
+    """Send `payload` as it is; return the answer's bytes, or the failure, which must be one of the documented ones.
+
+    Of a stream the first message is the answer.
+    """
+    begin: Any = channel.unary_stream(path_of(method))
+    call: Any = channel.unary_unary(path_of(method))
     try:
-        return call(payload, metadata=metadata, timeout=timeout)
+        if METHODS[method].server_streaming:
+            stream = begin(payload, metadata=metadata, timeout=timeout)
+            answer: bytes = next(stream)
+            stream.cancel()
+        else:
+            answer = call(payload, metadata=metadata, timeout=timeout)
     except grpc.RpcError as error:
         return typed(error)
+    return answer
 
 
 def typed(error: Any) -> Failure:

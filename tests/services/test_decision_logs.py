@@ -5,15 +5,20 @@ import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+import grpc
 import pytest
 import structlog
+from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from substrate.domain.audit import AuditEvent
 from substrate.domain.identity import Role
-from tests.servers import Cluster, RunningServer, TestTenant
+from tests.rpc.headers import HeadersOnly
+from tests.rpc.test_server import until
+from tests.servers import Cluster, RunningServer, TestTenant, running_server
 from tests.skills import refused, skill_md
 from tests.store.chain import events
+from tests.store.owner import change
 
 Line = MutableMapping[str, Any]
 
@@ -22,7 +27,7 @@ Line = MutableMapping[str, Any]
 def lines() -> Iterator[list[Line]]:
     """Every line that is logged, of whatever level."""
     structlog.reset_defaults()
-    with capture_logs() as captured:
+    with capture_logs(processors=[merge_contextvars]) as captured:
         yield captured
 
 
@@ -131,3 +136,87 @@ def test_the_call_line_and_the_event_name_the_same_call(
     for ours, theirs in (("call_id", "call_id"), ("decision_id", "id"), ("actor", "actor"), ("agent", "agent")):
         assert line[ours] == event[theirs]
     assert line["revision"] == event["revision"]
+
+
+def test_every_line_of_a_call_carries_its_id_whichever_layer_says_it(
+    server: RunningServer, tenant: TestTenant, lines: list[Line]
+) -> None:
+    tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
+    other = server.tenant()
+    refused(other.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="doc/nothing")
+    said = [(line["event"], line["call_id"]) for line in lines]
+    assert [event for event, _ in said] == 2 * ["snapshot.loaded", "skill.resolved", "call"]
+    assert len({call_id for _, call_id in said[:3]}) == len({call_id for _, call_id in said[3:]}) == 1
+    assert said[0] != said[3]
+    assert [line["tenant"] for line in lines] == 3 * [tenant.name] + 3 * [other.name]
+
+
+def test_a_caller_may_name_the_call(tenant: TestTenant, lines: list[Line]) -> None:
+    named: Any = tenant.runtime
+    named._metadata += (("x-call-id", "run-7.3"),)
+    named.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
+    assert [line["call_id"] for line in lines] == 3 * ["run-7.3"]
+
+
+def test_a_fault_of_ours_is_logged_with_the_calls_id(cluster: Cluster, tenant: TestTenant, lines: list[Line]) -> None:
+    change(cluster, "REVOKE SELECT ON disabled_names FROM substrate_app")
+    try:
+        failed = refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
+    finally:
+        change(cluster, "GRANT SELECT ON disabled_names TO substrate_app")
+    fault, call = lines
+    assert (fault["event"], fault["error_id"]) == ("call.failed", failed.metadata["error_id"])
+    assert (call["event"], call["code"], call["reason"]) == ("call", "INTERNAL", "INTERNAL")
+    assert fault["call_id"] == call["call_id"]
+
+
+def test_a_stream_has_one_line_at_its_end(tenant: TestTenant, lines: list[Line]) -> None:
+    stream: Any = tenant.author.stream("AuditService.TailAuditEvents", timeout=60)
+    next(stream)
+    begun = [line["call_id"] for line in lines]
+    stream.close()
+    until(lambda: bool(_calls(lines)))
+    (line,) = _calls(lines)
+    assert (line["method"], line["code"], line["reason"]) == (
+        "/substrate.api.v1.AuditService/TailAuditEvents",
+        "CANCELLED",
+        "CANCELLED",
+    )
+    assert line["tenant"] == tenant.name
+    assert {*begun, line["call_id"]} == {line["call_id"]}
+
+
+def test_calls_that_are_not_admitted_or_not_served_have_their_line(cluster: Cluster, lines: list[Line]) -> None:
+    with running_server(cluster, max_calls=4, threads=4) as server, HeadersOnly.to(server.address) as headers:
+        key = server.key(server.tenant().name, Role.RUNTIME)
+        headers.begin(key)
+        assert headers.refused(key).reason == "OVERLOADED"
+        made_up: Any = headers.channel.unary_unary("/substrate.api.v1.SkillService/made-up")
+        with pytest.raises(grpc.RpcError):
+            made_up(b"", timeout=10)
+        asked: Any = headers.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        with pytest.raises(grpc.RpcError):
+            next(asked(iter([b""]), timeout=10))
+        until(lambda: len(_calls(lines)) == 3)
+        found = _calls(lines)
+    assert [(line["method"], line["code"], line["reason"]) for line in found] == [
+        ("/substrate.api.v1.SkillService/ListSkills", "RESOURCE_EXHAUSTED", "OVERLOADED"),
+        ("_OTHER", "UNIMPLEMENTED", ""),
+        ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+    ]
+    assert all(line["call_id"] for line in found)
+    assert {(line["tenant"], line["agent"]) for line in found} == {("", "")}
+
+
+def test_a_call_whose_event_cannot_be_written_says_whose_it_is(
+    cluster: Cluster, tenant: TestTenant, lines: list[Line]
+) -> None:
+    change(cluster, "REVOKE INSERT ON audit_events FROM substrate_audit")
+    try:
+        refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
+    finally:
+        change(cluster, "GRANT INSERT ON audit_events TO substrate_audit")
+    (line,) = _calls(lines)
+    assert (line["code"], line["reason"], line["decision_id"]) == ("UNAVAILABLE", "AUDIT_UNAVAILABLE", "")
+    assert (line["tenant"], line["agent"]) == (tenant.name, "doc-manager")
+    assert line["actor"].startswith(f"runtime:{tenant.name}.")

@@ -10,7 +10,6 @@ from substrate.domain.candidates import Candidate, Layer, LayerKind, Standing
 from substrate.domain.catalog import Catalog, NameMode, NameModes, StaticCatalog
 from substrate.domain.eligibility import CallerKind, barrier_of_caller, barrier_of_tools, tools_of, unresolved, visible
 from substrate.domain.errors import SkillNotPermitted, SubstrateError
-from substrate.domain.explain import explain
 from substrate.domain.names import SkillName, SkillRef, parse_skill_name
 from substrate.domain.patterns import parse_pattern
 from substrate.domain.skillheader import SkillHeader
@@ -103,16 +102,6 @@ def test_the_list_is_the_set_of_names_that_can_be_invoked(
     for reason in {error.reason for error in refusals.values() if error}:
         event(reason)
     assert names == sorted(name for name, error in refusals.items() if error is None)
-
-
-@settings(max_examples=150, deadline=None)
-@given(catalog=catalogs, agent=agents)
-def test_an_explanation_foretells_what_an_invocation_by_the_model_meets(catalog: Catalog, agent: Agent) -> None:
-    for name in NAMES:
-        error = refusal(catalog, agent, name, CallerKind.MODEL, ())
-        told = explain(catalog.resolve(SkillRef(name)), catalog.mode_of(name), agent, "now")
-        assert told.reason == (error.reason if error else "")
-        assert told.would_succeed is (error is None)
 
 
 @settings(max_examples=150, deadline=None)

@@ -13,8 +13,8 @@ from substrate.domain.audit import AuditEvent, EventOutcome, Verb
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import SkillName, TenantId
 from substrate.domain.patterns import PatternSet, parse_pattern
-from substrate.store import audit
-from substrate.store.audit import Filter
+from substrate.store import audit, audit_log
+from substrate.store.audit_log import Filter
 from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
 from substrate.store.session import Database
 from tests.servers import Cluster, RunningServer
@@ -79,8 +79,8 @@ def tenants(server: RunningServer) -> list[TenantId]:
 
 def _query(database: Database, tenant: str, wanted: Filter, *, oldest_first: bool = True) -> list[int]:
     with database.tenant(TenantId(tenant)) as connection:
-        found = audit.query(connection, TenantId(tenant), wanted, None, 1000, oldest_first=oldest_first)
-    return [event.sequence for event in found]
+        found = audit_log.query(connection, TenantId(tenant), wanted, None, 1000, oldest_first=oldest_first)
+    return [each.event.sequence for each in found]
 
 
 def test_appended_events_follow_each_other(cluster: Cluster, database: Database, tenants: list[TenantId]) -> None:
