@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import structlog
@@ -39,6 +39,7 @@ from substrate.services.decisions import Decisions
 from substrate.services.explain import Explain
 from substrate.services.history import History
 from substrate.services.keys import Keys, issue_first_key
+from substrate.services.retention import ChainsNotIntactError, DroppedMonth, Retention
 from substrate.services.skill_def_views import SkillDefViews
 from substrate.services.skill_defs import SkillDefs
 from substrate.services.skill_tool import SkillTool
@@ -58,7 +59,9 @@ from substrate.sources.tenant import TenantSource
 from substrate.store import migrate as migrations
 from substrate.store.chain_writer import ChainWriter
 from substrate.store.checkpoint_file import CheckpointFile
+from substrate.store.embedded import running_owner_url
 from substrate.store.embedded_files import EmbeddedPostgresError
+from substrate.store.retention import OwnedAudit, TooManyStragglersError
 from substrate.store.session import Database, UnsafeRolesError, check_roles
 from substrate.store.signing_keys import made_signing_key, signing_key
 
@@ -66,6 +69,9 @@ DEFAULT_TENANT = TenantId("default")
 
 START_ERRORS = (SubstrateError, EmbeddedPostgresError, UnsafeRolesError, UnsafeListenerError, OSError)
 """Why a start fails for a reason that the person who started it can act on."""
+
+RETENTION_ERRORS = (*START_ERRORS, ChainsNotIntactError, TooManyStragglersError)
+"""Why months of the audit are not dropped."""
 
 _GC_THRESHOLD = 10_000
 
@@ -250,6 +256,20 @@ def migrate(
     `restored` says that it is an older copy of the database that servers were on.
     """
     migrations.migrate(owner_url, login_role=login_role, login_password=login_password, restored=restored)
+
+
+def retention(settings: Settings, before: date) -> Iterator[DroppedMonth]:
+    """Drop the months of the audit before the one that begins with `before`, one after the other; yields each.
+
+    The database URL is the owner's; without one it is the embedded database that a server runs in the data folder.
+    Raises one of RETENTION_ERRORS.
+    """
+    url = settings.database_url or running_owner_url(settings.data_dir, settings.postgres_user)
+    kept = KeptCheckpoints(settings.checkpoints_file, settings.signing_key_file)
+    if not kept.file.exists():
+        raise InvalidConfig(summary=f"{kept.file} is not there; name the server's own file of checkpoints.")
+    file = CheckpointFile(kept.file, signing_key(kept.key))
+    yield from Retention(OwnedAudit(url), kept, file, SystemClock()).drop_before(before)
 
 
 def bootstrap_operator(settings: Settings) -> str:

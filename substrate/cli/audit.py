@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from substrate.cli import audit_explain, audit_reports, output
+from substrate.cli import audit_explain, audit_reports, audit_verify, output
 from substrate.cli.connection import Remote, connected
 from substrate.cli.parameters import Moment
 
@@ -56,4 +56,7 @@ def query(remote: Remote, outcome: str | None, limit: int, **fields: Any) -> Non
 
 
 for command in (audit_explain.explain, audit_reports.who_can, audit_reports.history, audit_reports.usage):
+    audit.add_command(command)
+
+for command in (audit_verify.verify, audit_verify.retention):
     audit.add_command(command)

@@ -85,6 +85,12 @@ class Remote:
         del answer["next_page_token"]
         return answer | {field: entries[:limit] if limit else entries}
 
+    def stream(self, method: str, **fields: object) -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of each answer of a method that sends several, as they come, however long it takes."""
+        with self._client(method, fields) as client:
+            for answer in client.stream(method, timeout=None, **fields):
+                yield to_plain(answer)
+
     def show(self, answer: dict[str, Any], text: str | bytes) -> None:
         """Print the answer as ``--json`` asks: whole, or as `text`."""
         output.show(answer, text, as_json=self.as_json)

@@ -17,7 +17,6 @@ from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import TenantId
 from substrate.store.tables import audit_events, audit_inputs, chain_heads
 
-
 _UNWRITABLE = (LockNotAvailable, InsufficientPrivilege, DiskFull, IoError, InternalError_)
 """How the database says that it takes no event; a file that cannot grow is an internal error to it."""
 

@@ -109,8 +109,7 @@ class EmbeddedPostgres:
         """
         if self._socket_dir is None:
             raise EmbeddedPostgresError(f"The PostgreSQL of {self._data_dir} is not running; start it first.")
-        host = quote(str(self._socket_dir), safe="")
-        return f"postgresql://{quote(user, safe='')}@/{quote(database, safe='')}?host={host}&port={PORT}"
+        return _url(self._socket_dir, user, database)
 
     def start(self) -> None:
         """Start the server, on a new cluster if there is none, and return when its database accepts connections.
@@ -202,6 +201,26 @@ class EmbeddedPostgres:
                     return f"did not give us the database {DATABASE} ({error})"
             return None
         return f"exited with status {process.returncode}"
+
+
+def running_owner_url(data_dir: Path, user: str | None = None) -> str:
+    """Return the owner's URL of the database that a server runs in `data_dir`; `user` is as for EmbeddedPostgres.
+
+    Raises EmbeddedPostgresError when none runs there.
+    """
+    account = account_for(user)
+    absolute = data_dir.resolve()
+    home = home_of(absolute, account) if absolute.is_dir() else absolute
+    if not (home / "postgres" / "postmaster.pid").exists():
+        raise EmbeddedPostgresError(
+            f"No server runs its database in {data_dir}; start it, or name the database by its owner's URL."
+        )
+    return _url(socket_dir_of(home, account), OWNER, DATABASE)
+
+
+def _url(socket_dir: Path, user: str, database: str) -> str:
+    host = quote(str(socket_dir), safe="")
+    return f"postgresql://{quote(user, safe='')}@/{quote(database, safe='')}?host={host}&port={PORT}"
 
 
 def _locked(home: Path) -> int:

@@ -49,7 +49,7 @@ class Load:
         bare = client._metadata
         while True:
             call_id = uuid.uuid4().hex
-            client._metadata = (*bare, ("x-call-id", call_id))
+            client._metadata = (*bare, ("x-call-id", call_id))  # type: ignore[assignment]  # One more pair than it was made with.
             method, fields = calls()
             try:
                 decision_id = client.call(method, **fields).decision_id

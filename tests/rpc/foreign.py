@@ -68,7 +68,7 @@ def archive(name: str) -> bytes:
 NAMING = {
     *("agent", "name", "names", "pattern", "label", "from", "to", "version", "tenant", "key_id", "content_sha256"),
     *("expected_digest", "etag", "request_id", "decision_id", "call_id", "catalog_token", "page_token", "archive"),
-    *("id", "actor", "position"),
+    *("id", "actor", "position", "recorded"),
 }
 """Fields that can name something of a tenant's: the cases of a method give each that it has."""
 
@@ -248,6 +248,9 @@ _CASES: Mapping[str, Callable[[Things], list[Fields]]] = {
         *_skill(t, {}),
         {"name": f"{t.skill}@v1"},
         {"name": "doc/query", "agent": t.agent},
+        {"recorded": t.decision_id},
+        {"recorded": t.decision_id, "tenant": t.tenant},
+        {"name": t.skill, "changes": [{"kind": "CHANGE_KIND_PROMOTE", "version": 1}]},
     ],
 }
 
