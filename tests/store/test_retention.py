@@ -11,10 +11,10 @@ from psycopg import sql
 
 from substrate.bootstrap import SystemClock
 from substrate.domain.audit import AuditEvent, EventOutcome, Verb
+from substrate.domain.errors import StoreUnavailable
 from substrate.domain.names import TenantId
 from substrate.services.retention import ChainsNotIntactError, DroppedMonth, Retention
 from substrate.services.verification import KeptCheckpoints
-from substrate.settings import Settings
 from substrate.store.audit import append
 from substrate.store.checkpoint_file import CheckpointFile
 from substrate.store.migrate import LOGIN_ROLE, make_partitions, migrate
@@ -208,9 +208,10 @@ def test_starts_that_were_signed_and_then_not_made_say_nothing(own: Signing, mon
         signs(file, due)  # type: ignore[arg-type]
         raise Crash
 
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch:
         patch.setattr(CheckpointFile, "append", crash)
-        retained(own, date(2026, 6, 1))
+        with pytest.raises(Crash):
+            retained(own, date(2026, 6, 1))
     assert len(sequences(own, tenant)) == 11
     assert verified(own.server.operator(), tenant)[tenant].intact
     assert [month.month for month in retained(own, date(2026, 6, 1))] == ["2026-05"]
@@ -228,7 +229,10 @@ def test_an_owner_that_is_no_superuser_can_do_it_and_keeps_no_more_than_it_had(o
         for (table,) in owner.execute(owned).fetchall():
             owner.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(sql.Identifier(table), role))
         try:
-            members = "SELECT roleid::regrole::text, set_option FROM pg_auth_members WHERE member::regrole::text = %s ORDER BY 1"
+            members = (
+                "SELECT roleid::regrole::text, set_option FROM pg_auth_members"
+                " WHERE member::regrole::text = %s ORDER BY 1"
+            )
             before = rows(own.cluster, members, name)
             url = own.cluster.postgres.url(name, name)
             assert [month.month for month in retained(own, date(2026, 6, 1), url)] == ["2026-05"]
@@ -240,13 +244,12 @@ def test_an_owner_that_is_no_superuser_can_do_it_and_keeps_no_more_than_it_had(o
             owner.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-def test_a_writer_that_is_slow_is_not_overrun(own: Signing) -> None:
+def test_a_reader_that_takes_long_is_not_overrun(own: Signing) -> None:
     tenant = used(own)
     with psycopg.connect(own.cluster.owner_url) as slow:
         slow.execute("SELECT 1 FROM audit_events LIMIT 1")
-        with pytest.raises(Exception, match="nothing was dropped"):
+        with pytest.raises(StoreUnavailable, match="nothing was dropped"):
             retained(own, date(2026, 6, 1))
         slow.rollback()
     assert len(sequences(own, tenant)) == 11
     assert [month.month for month in retained(own, date(2026, 6, 1))] == ["2026-05"]
-    assert Settings(data_dir=own.data_dir).checkpoints_file == own.file
