@@ -3,7 +3,8 @@
 `audit_inputs` keeps what decisions were made from, each text once for each tenant under its own SHA-256; the static
 states that servers have served lie there under the platform's tenant. `audit_starts` says where a chain begins whose
 first months were dropped; only the owner writes it. `arguments_key` is the key under which the arguments of a tenant's
-calls are recorded.
+calls are recorded. `settled_as` is the incarnation of the database in which `substrate migrate` last looked after the
+transaction ids of events; see `substrate.store.migrate`.
 """
 
 from alembic import op
@@ -17,6 +18,8 @@ TABLES = """
 -- A random key for each row: the two ids hold 244 random bits.
 ALTER TABLE tenants ADD COLUMN arguments_key bytea
     DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea) NOT NULL;
+
+ALTER TABLE deployment ADD COLUMN settled_as text DEFAULT '' NOT NULL;
 
 ALTER TABLE audit_events
     ADD COLUMN reason text DEFAULT '' NOT NULL,
@@ -46,7 +49,17 @@ COMMENT ON TABLE audit_starts IS
     'The last event of the months dropped of a chain, which begins after it; `stragglers` are earlier events'
     ' still there.';
 
+-- Conditions on the time are checked in the index, so that an old day is found without a look at all that is younger.
+DROP INDEX audit_events_tenant_id_sequence_idx;
+DROP INDEX audit_events_tenant_id_name_sequence_idx;
+DROP INDEX audit_events_tenant_id_agent_sequence_idx;
 DROP INDEX audit_events_tenant_id_event_id_idx;
+CREATE INDEX audit_events_tenant_id_sequence_occurred_at_idx
+    ON audit_events (tenant_id, sequence, occurred_at);
+CREATE INDEX audit_events_tenant_id_name_sequence_occurred_at_idx
+    ON audit_events (tenant_id, name, sequence, occurred_at);
+CREATE INDEX audit_events_tenant_id_agent_sequence_occurred_at_idx
+    ON audit_events (tenant_id, agent, sequence, occurred_at);
 CREATE INDEX audit_events_event_id_idx ON audit_events (event_id);
 CREATE INDEX audit_events_call_id_idx ON audit_events (call_id);
 CREATE INDEX audit_events_changes_idx ON audit_events (tenant_id, name, sequence)

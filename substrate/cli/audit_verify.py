@@ -82,15 +82,15 @@ def _of_export(file: Path, checkpoints: Path | None, key: Path | None) -> list[d
 
 
 def _line(report: dict[str, Any]) -> str:
-    checked, first_bad = int(report["checked_count"]), int(report["first_bad_sequence"])
-    held = f"held against {report['checkpoint_count']} checkpoints"
-    if int(report["checkpoint_count"]):
+    tenant, checked, signed = report["tenant"], report["checked_count"], report["checkpoint_count"]
+    held = f"held against {signed} checkpoint{'' if signed == 1 else 's'}"
+    if signed:
         held += f", the last of event {report['last_checkpoint_sequence']}"
     if report["intact"]:
         span = f", {report['first_sequence']} to {report['last_sequence']}" if checked else ""
-        return output.lines(f"{report['tenant']}: intact; {checked} events{span}; {held}.")
-    bad = f"first bad event {first_bad}: " if first_bad else ""
-    return output.lines(f"{report['tenant']}: NOT INTACT; {bad}{report['problem']} ({checked} events checked; {held}.)")
+        return output.lines(f"{tenant}: intact; {checked} events{span}; {held}.")
+    bad = f"first bad event {report['first_bad_sequence']}: " if report["first_bad_sequence"] else ""
+    return output.lines(f"{tenant}: NOT INTACT; {bad}{report['problem']} ({checked} events checked; {held})")
 
 
 @click.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, func, text, update
+from sqlalchemy import Connection, create_engine, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
@@ -15,12 +15,15 @@ from substrate.domain.errors import StoreUnavailable
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.store.session import Database, DatabaseRole
 from substrate.store.tables import deployment
+from substrate.store.tenants import incarnation
 
 LOGIN_ROLE = "substrate_server"
 MONTHS_AHEAD = 6
 
 _LOCK = 0x5B57_A7E0
 _DECEMBER = 12
+_FIRST_TRANSACTION = "3"
+"""The lowest id that a transaction can have."""
 
 
 def migrations_dir() -> Path:
@@ -52,6 +55,7 @@ def migrate(
             make_partitions(connection, datetime.now(UTC).date())
             if restored:
                 connection.execute(update(deployment).values(incarnation=func.gen_random_uuid()))
+            settle_events(connection)
     except DBAPIError as error:
         raise StoreUnavailable(f"The database could not be migrated: {error.orig}") from error
 
@@ -109,6 +113,24 @@ def make_partitions(connection: Connection, today: date) -> list[str]:
             made.append(name)
         first = after
     return made
+
+
+def settle_events(connection: Connection) -> None:
+    """Let events that were loaded from a dump come before all that are written here.
+
+    They came with the transaction ids of another cluster. Those that are still to come in this one would be taken for
+    ids of transactions in progress, and kept from whoever reads the log of all tenants.
+    """
+    here = incarnation(connection)
+    if connection.execute(select(deployment.c.settled_as)).scalar() == here:
+        return
+    connection.execute(text("ALTER TABLE audit_events NO FORCE ROW LEVEL SECURITY"))
+    connection.execute(
+        text("UPDATE audit_events SET txid = :first WHERE txid >= pg_snapshot_xmax(pg_current_snapshot())"),
+        {"first": _FIRST_TRANSACTION},
+    )
+    connection.execute(text("ALTER TABLE audit_events FORCE ROW LEVEL SECURITY"))
+    connection.execute(update(deployment).values(settled_as=here))
 
 
 def _default_holds(connection: Connection, first: date, after: date) -> bool:

@@ -1,6 +1,8 @@
 """The Ed25519 keys of checkpoints, as PEM files."""
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -46,28 +48,19 @@ def made_signing_key(path: Path) -> Ed25519PrivateKey:
 
     The public key's file ends in ``.pub.pem`` in place of the suffix. Raises InvalidConfig.
     """
-    if not path.exists():
-        try:
+    try:
+        if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             _put(path, _private_pem(Ed25519PrivateKey.generate()), 0o600)
-        except FileExistsError:
-            pass  # Another server has just made it.
-        except OSError as error:
-            raise InvalidConfig(
-                summary=f"The key that signs checkpoints cannot be made in {path} ({error.strerror}); set "
-                "SUBSTRATE_AUDIT_SIGNING_KEY to the PEM file of an Ed25519 private key."
-            ) from None
-    key = signing_key(path)
-    public = path.with_suffix(".pub.pem")
-    if not public.exists():
-        try:
+        key = signing_key(path)
+        public = path.with_suffix(".pub.pem")
+        if not public.exists():
             _put(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), 0o644)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise InvalidConfig(
-                summary=f"The public key of checkpoints cannot be put into {public} ({error.strerror})."
-            ) from None
+    except OSError as error:
+        raise InvalidConfig(
+            summary=f"The key that signs checkpoints cannot be made in {path} ({error.strerror}); set "
+            "SUBSTRATE_AUDIT_SIGNING_KEY to the PEM file of an Ed25519 private key."
+        ) from None
     return key
 
 
@@ -76,17 +69,19 @@ def _private_pem(key: Ed25519PrivateKey) -> bytes:
 
 
 def _put(path: Path, content: bytes, mode: int) -> None:
-    """Put a new file in place whole, so that nobody reads half a key; raise FileExistsError when there is one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
+    """Put a file in place whole, so that nobody reads half a key, unless another server has done so meanwhile."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    fresh = Path(name)
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        path.hardlink_to(fresh)
+        fresh.chmod(mode)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(fresh)
     finally:
-        fresh.unlink(missing_ok=True)
+        fresh.unlink()
 
 
 def _read(path: Path) -> bytes:

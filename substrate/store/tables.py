@@ -56,6 +56,7 @@ deployment = Table(
     metadata,
     Column("single", Boolean, primary_key=True, server_default=text("true")),
     Column("incarnation", UUID(as_uuid=False), nullable=False, server_default=text("gen_random_uuid()")),
+    Column("settled_as", Text, nullable=False, server_default=text("''")),
     CheckConstraint("single", name="one_row"),
     comment="One row: the identity of this database, which catalog tokens carry.",
 )
@@ -252,12 +253,12 @@ audit_events = Table(
     Column("shadowed", Boolean, nullable=False, server_default=text("false")),
     PrimaryKeyConstraint("tenant_id", "occurred_at", "event_id"),
     ForeignKeyConstraint(["tenant_id"], ["tenants.tenant_id"]),
-    Index(None, "tenant_id", "sequence"),
+    Index(None, "tenant_id", "sequence", "occurred_at"),
     Index(None, "event_id"),
     Index(None, "call_id"),
     Index(None, "txid", "tenant_id", "sequence"),
-    Index(None, "tenant_id", "name", "sequence"),
-    Index(None, "tenant_id", "agent", "sequence"),
+    Index(None, "tenant_id", "name", "sequence", "occurred_at"),
+    Index(None, "tenant_id", "agent", "sequence", "occurred_at"),
     Index(None, "tenant_id", "actor", "sequence"),
     Index(
         "audit_events_changes_idx",

@@ -109,10 +109,15 @@ class Writers:
             for event in events:
                 with self.database.tenant(event.tenant) as connection:
                     connection.execute(text("SELECT pg_current_xact_id()"))
-                    with self.moved:
-                        begun = self.batches
-                        self.moved.wait_for(lambda begun=begun: self.alone or self.batches >= begun + OVERTAKEN_BY)
+                    self.be_overtaken()
                     audit.append(connection, event)
+
+
+    def be_overtaken(self) -> None:
+        """Wait until others have committed so many batches, or there are no others."""
+        with self.moved:
+            enough = self.batches + OVERTAKEN_BY
+            self.moved.wait_for(lambda: self.alone or self.batches >= enough)
 
 
 Step = Callable[[Connection, Any], tuple[list[str], Any]]

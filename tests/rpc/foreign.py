@@ -243,6 +243,7 @@ _CASES: Mapping[str, Callable[[Things], list[Fields]]] = {
         {"pattern": t.skill},
         {"pattern": t.skill, "agent": t.agent},
     ],
+    "AuditService.VerifyAudit": lambda t: [{"tenant": t.tenant}],
     "AuditService.ExplainResolution": lambda t: [
         {"tenant": t.tenant, "name": "doc/query"},
         *_skill(t, {}),

@@ -177,6 +177,7 @@ BASES: Mapping[str, Callable[[Ground], Mapping[str, Any]]] = {
     "AuditService.GetSkillHistory": lambda _: {"name": "own/skill"},
     "AuditService.GetUsageReport": lambda _: {},
     "AuditService.ExplainResolution": lambda _: {"name": "doc/query"},
+    "AuditService.VerifyAudit": lambda _: {},
 }
 
 
