@@ -102,9 +102,14 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    cluster: Cluster, config: Path | None = None, static: StaticState | None = None, **settings: object
+    cluster: Cluster,
+    config: Path | None = None,
+    static: StaticState | None = None,
+    *,
+    port: int = 0,
+    **settings: object,
 ) -> Iterator[RunningServer]:
-    """Serve on a free port of loopback: `static` if given, else what `config` or the shipped bundles hold."""
+    """Serve on `port` of loopback, or a free one: `static` if given, else what `config` or the shipped bundles hold."""
     with ExitStack() as stack:
         app = assemble(
             Settings(config=config, **settings),  # type: ignore[arg-type]  # Pydantic checks the types.
@@ -112,5 +117,5 @@ def running_server(
             static or load_static(config),
         )
         stack.callback(app.close, 5.0)
-        port = app.server.start(Listener("127.0.0.1:0"))
+        port = app.server.start(Listener(f"127.0.0.1:{port}"))
         yield RunningServer(app, app.database, f"127.0.0.1:{port}", stack)

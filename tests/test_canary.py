@@ -355,6 +355,7 @@ def _require_used(site: Site, places: Mapping[str, bytes]) -> None:
     assert b'rpc_response_status_code="INTERNAL"' in places["metrics"]
     assert b"own/skill" in places["audit_events"]
     assert len(site.said) > len(METHODS)
+    assert any(place.endswith("audit-checkpoints.jsonl") and text for place, text in places.items())
     for table, kinds in HELD.items():
         for kind in kinds:
             canary = CANARIES[kind].encode()

@@ -1,6 +1,7 @@
 """How commands reach a server: the shared options, the address and key they lead to, and the calls themselves."""
 
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from substrate.settings import Settings
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
+_RETRY_SECONDS = 1.0
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _OPTIONS = (
     click.option("--address", metavar="HOST:PORT", help="The server; else SUBSTRATE_ADDRESS, else the local server's."),
@@ -90,6 +92,29 @@ class Remote:
         with self._client(method, fields) as client:
             for answer in client.stream(method, timeout=None, **fields):
                 yield to_plain(answer)
+
+    def each(self, method: str, field: str, **fields: object) -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of each entry in the `field` of a list, a page at a time."""
+        with self._client(method, fields) as client:
+            for page in client.pages(method, **fields):
+                yield from to_plain(page)[field]
+
+    def follow(self, method: str, **fields: object) -> Iterator[dict[str, Any]]:
+        """As `stream`, for ever: after the loss of the connection, or of the server, it goes on from its last position.
+
+        Only a stream that has begun is taken up again.
+        """
+        position = ""
+        while True:
+            try:
+                for answer in self.stream(method, **fields, position=position):
+                    position = answer["position"]
+                    yield answer
+            except output.Refusal as refusal:
+                if not position or ("code", "UNAVAILABLE") not in refusal.facts:
+                    raise
+                output.note(f"{refusal.message} Trying again.")
+            time.sleep(_RETRY_SECONDS)
 
     def show(self, answer: dict[str, Any], text: str | bytes) -> None:
         """Print the answer as ``--json`` asks: whole, or as `text`."""

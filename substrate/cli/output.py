@@ -5,7 +5,7 @@ Text from servers and files is shown with control characters escaped, so that no
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import click
@@ -16,6 +16,9 @@ from rich.text import Text
 
 _GAP = "  "
 _PROSE_WIDTH = 30
+
+
+Styles = Mapping[str, Mapping[str, str]]
 
 
 class Refusal(click.ClickException):
@@ -33,7 +36,8 @@ class Refusal(click.ClickException):
             # The lines below say the same, and are easier to read.
             message = f"The input has {len(placed)} problems." if len(placed) > 1 else described
         super().__init__(message)
-        self._lines = [f"{label}: {value}" for label, value in facts if value]
+        self.facts = list(facts)
+        self._lines = [f"{label}: {value}" for label, value in self.facts if value]
         self._lines += [f"- {problem}" for problem in placed]
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -67,10 +71,28 @@ def warn(text: str) -> None:
     Console(stderr=True).print(Text.assemble(("warning:", "yellow"), " ", printable(text)), soft_wrap=True)
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lay `rows` out below `headers`: on a terminal with prose folded to its width, else one line a row."""
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], styles: Styles | None = None) -> str:
+    """Lay `rows` out below `headers`: on a terminal with prose folded to its width, else one line a row.
+
+    `styles` say, by header and cell, how a terminal shows cells.
+    """
     cells = [[printable(str(cell)) for cell in row] for row in rows]
-    return _fitted(headers, cells) if sys.stdout.isatty() else _aligned([headers, *cells])
+    return _fitted(headers, cells, styles or {}) if sys.stdout.isatty() else _aligned([headers, *cells])
+
+
+def row(cells: Sequence[str], widths: Sequence[int], headers: Sequence[str] = (), styles: Styles | None = None) -> str:
+    """Lay one row out whose neighbours are not known, in columns at least so wide; `styles` as in `table`."""
+    line = Text()
+    for number, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        shown = printable(cell)
+        style = (styles or {}).get(headers[number], {}).get(cell, "") if headers else ""
+        line.append(shown, style)
+        if number < len(cells) - 1:
+            line.append(" " * max(0, width - cell_len(shown)) + _GAP)
+    console = Console()
+    with console.capture() as captured:
+        console.print(line, soft_wrap=True)
+    return captured.get()
 
 
 def details(pairs: Iterable[tuple[str, object]]) -> str:
@@ -103,7 +125,7 @@ def moment(text: str | None) -> str:
     return "" if not text else f"{text[: len('2026-01-31T00:00:00')]}Z"
 
 
-def _fitted(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _fitted(headers: Sequence[str], rows: Sequence[Sequence[str]], styles: Styles) -> str:
     laid_out = Table(box=None, pad_edge=False, header_style="bold")
     needed = 0
     for header, *column in zip(headers, *rows, strict=True):
@@ -112,7 +134,9 @@ def _fitted(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         needed += _PROSE_WIDTH if prose else max(map(cell_len, (header, *column))) + len(_GAP)
         laid_out.add_column(header, no_wrap=not prose, overflow="fold")
     for row in rows:
-        laid_out.add_row(*map(Text, row))
+        laid_out.add_row(
+            *(Text(cell, styles.get(header, {}).get(cell, "")) for header, cell in zip(headers, row, strict=True))
+        )
     console = Console()
     console.width = max(console.width, needed)
     with console.capture() as captured:
