@@ -1,12 +1,13 @@
 """``substrate audit explain``: why a name stands for what it does, did at a recorded call, or would after a change."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import click
 
 from substrate.cli import output
 from substrate.cli.connection import Remote, connected
-from substrate.cli.parameters import TextFile
+from substrate.cli.parameters import Moment, TextFile
 from substrate.domain.changes import Change, ChangeKind
 
 _PLAIN = {
@@ -50,6 +51,11 @@ class Supposed(click.ParamType[Change]):
 @click.option("--tenant", metavar="ID", help="The tenant, for operators; else the key's own.")
 @click.option("--caller", type=click.Choice(["model", "user"]), help="On whose initiative it is asked for; else model.")
 @click.option("--path", "touched_paths", metavar="PATH", multiple=True, help="A path that is touched; repeatable.")
+@click.option(
+    "--at",
+    type=Moment(),
+    help="Explain the last invocation of NAME by the agent until then: 14:02, 2h ago as '2h', or an ISO time (UTC).",
+)
 @click.option("--recorded", metavar="ID", help="Explain the recorded event with this id; without NAME.")
 @click.option(
     "--suppose",
@@ -68,6 +74,7 @@ def explain(
     name: str | None,
     caller: str | None,
     recorded: str | None,
+    at: datetime | None,
     supposed: tuple[Change, ...],
     skills: tuple[str, ...],
     skills_file: str | None,
@@ -75,11 +82,14 @@ def explain(
 ) -> None:
     """Explain what the skill NAME stands for at this moment, and why, and what would change it.
 
-    With --recorded: what it stood for when a call was decided, whether that follows from what was kept, and what has
-    changed since. An entry that begins with - is taken as it is: --skills 'doc/*' --skills '-doc/query'.
+    With --recorded, or --at: what it stood for when a call was decided, whether that follows from what was kept,
+    and what has changed since. An entry that begins with - is taken as it is: --skills 'doc/*' --skills
+    '-doc/query'.
     """
     if (name is None) is (recorded is None):
         raise click.UsageError("Give NAME, or --recorded ID.")
+    if at is not None:
+        recorded, name = _last_invocation(remote, name, at, fields), None
     if skills and skills_file is not None:
         raise click.UsageError("Give --skills or --skills-file, not both.")
     changes = list(supposed)
@@ -97,6 +107,27 @@ def explain(
         **fields,
     )
     remote.show(answer, output.lines(answer["text"]))
+
+
+def _last_invocation(remote: Remote, name: str | None, at: datetime, fields: dict[str, Any]) -> str:
+    """Return the id of the last invocation of `name` by the agent no later than `at`."""
+    agent = fields.pop("agent")
+    if name is None or agent is None:
+        raise click.UsageError("Give NAME and --agent with --at, and no --recorded.")
+    found = remote.call(
+        "AuditService.QueryAuditEvents",
+        tenant=fields.get("tenant"),
+        agent=agent,
+        pattern=name.partition("@")[0],
+        verb="invoke",
+        # A minute that is named is meant whole.
+        until=at + (timedelta(minutes=1) if at.second == 0 and at.microsecond == 0 else timedelta(microseconds=1)),
+        page_size=1,
+    )
+    if not found["events"]:
+        raise output.Refusal(f"No invocation of '{name}' by agent '{agent}' is recorded until {at:%Y-%m-%dT%H:%M:%SZ}.")
+    event_id: str = found["events"][0]["id"]
+    return event_id
 
 
 def _message(change: Change) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 
 import click
@@ -11,12 +11,16 @@ import click
 from substrate.domain.archives import MAX_FILE_BYTES, MAX_FILES, MAX_FILES_BYTES, SKILL_FILE
 from substrate.sources.disk import Unreadable, list_folder, read_regular
 
+_OF_DAY = re.compile(r"[0-9]{2}:[0-9]{2}(:[0-9]{2})?")
 _DISTANCE = re.compile(r"([0-9]+)([smhdw])", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class Moment(click.ParamType[datetime]):
-    """Reads ``30d`` (s, m, h, d, w: so far ago, or ahead when `ahead`) or an ISO 8601 time, UTC unless it says else."""
+    """Reads ``30d`` (s, m, h, d, w: so far ago, or ahead when `ahead`) or an ISO 8601 time, UTC unless it says else.
+
+    A time alone, such as ``14:02``, is the last that was, or the next that comes when `ahead`.
+    """
 
     name = "time"
 
@@ -32,12 +36,20 @@ class Moment(click.ParamType[datetime]):
             if distance:
                 amount, unit = distance.groups()
                 return datetime.now(UTC) + self._sign * timedelta(**{_UNITS[unit]: int(amount)})
-            point = datetime.fromisoformat(value)
+            point = self._of_day(value) or datetime.fromisoformat(value)
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is neither a distance such as 2h or 30d nor a time such as 2026-01-31T08:00Z.", param, ctx
             )
         return point if point.tzinfo else point.replace(tzinfo=UTC)
+
+    def _of_day(self, value: str) -> datetime | None:
+        if not _OF_DAY.fullmatch(value):
+            return None
+        now = datetime.now(UTC)
+        point = datetime.combine(now.date(), time.fromisoformat(value), UTC)
+        passed = point <= now
+        return point if passed is (self._sign < 0) else point + self._sign * timedelta(days=1)
 
 
 class Length(click.ParamType[timedelta]):

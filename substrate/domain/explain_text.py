@@ -13,7 +13,10 @@ _SHOWN = 80
 
 
 def text_of(told: Explanation, above: tuple[str, ...] = (), below: tuple[str, ...] = ()) -> str:
-    """Return an explanation as text of several lines, with `above` before it and `below` after it."""
+    """Return an explanation as text of several lines, with `above` before it and `below` after it.
+
+    What would change the answer comes last. Below a recorded decision that is about the answer now.
+    """
     lines = [*above, _verdict(told), *_behind(told)]
     lines += ["", "Candidates, highest layer first:", *_candidate_lines(told)]
     agent = told.question.agent
@@ -22,12 +25,13 @@ def text_of(told: Explanation, above: tuple[str, ...] = (), below: tuple[str, ..
     lines += _difference_lines(told)
     if agent is not None:
         lines += ["", f"Allowlist of agent '{agent.name}' ({agent.origin}):", *_trial_lines(told)]
-    lines += ["", f"State read: {told.state}"]
+    lines += ["", f"State read: {told.state}", *below]
     if told.flips:
-        lines += ["", "What would change this (SkillDefs and agents are changed with a key of the tenant's author):"]
+        this = "the answer now" if below else "this"
+        lines += ["", f"What would change {this} (SkillDefs and agents are changed with a key of the tenant's author):"]
         for flip in told.flips:
             lines += [f"  - {flip.text}", *([f"      {flip.command}"] if flip.command else [])]
-    return "\n".join([*lines, *below])
+    return "\n".join(lines)
 
 
 def _behind(told: Explanation) -> Iterator[str]:

@@ -154,6 +154,7 @@ class Explain:
             state=_state(subject, event.get("revision"), event.get("static_digest", "")),
             provenance=present.provenance(made_at),
             differences=present.differences(decided.resolution),
+            flips=flips(now, present_answer),
             looked_up=not is_denied(event),
         )
         text = text_of(told, _above(event), _below(event, problems, changes))

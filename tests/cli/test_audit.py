@@ -27,6 +27,13 @@ def test_query_finds_events_by_what_they_are_about(author: CommandLine, runtime:
     assert names("--outcome", "allowed") == ["doc/query"]
     assert names("--pattern", "writing/*") == ["writing/linkedin-post"]
     assert names("--agent", "writer") == []
+    assert names("--denied-only") == names("--reason", "SKILL_NOT_PERMITTED") == ["writing/linkedin-post"]
+    assert names("--layer", "bundle") == ["doc/query"]
+    assert names("--layer", "tenant") == names("--version", "1") == names("--shadowed-only") == []
+    assert names("--arguments", "chunk 7") == []
+    actor = printed.rows[0][6]
+    assert len(names("--actor", actor)) == 3
+    assert names("--actor", actor.replace("runtime", "author")) == []
     assert len(names("--since", "1h")) == 3
     assert names("--until", "1h") == []
     ahead = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -51,6 +58,11 @@ def test_query_for_another_tenant_is_for_operators(
     rows = operator.ok("audit", "query", "--tenant", tenant.name, "--verb", "invoke").rows
     assert [row[3] for row in rows] == ["doc/query"]
     author.refused("TENANT_NOT_FOUND", "audit", "query", "--tenant", "platform")
+    of_all = operator.ok("audit", "query", "--tenant", "all", "--verb", "invoke", "--limit", "1000")
+    assert of_all.text.split()[:3] == ["TIME", "TENANT", "VERB"]
+    assert [row[1:5] for row in of_all.rows if row[1] == tenant.name] == [
+        [tenant.name, "invoke", "doc-manager", "doc/query"]
+    ]
 
 
 def test_explain_lays_a_decision_out(author: CommandLine) -> None:

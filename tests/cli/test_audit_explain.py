@@ -1,5 +1,6 @@
 """``substrate audit explain``: now, supposed and recorded, as text and as JSON."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,30 @@ def test_wrong_usage(author: CommandLine, tmp_path: Path) -> None:
     assert "not both" in both
     author.refused("INVALID_ARGUMENT", *explain, NAME, "--agent", "doc-manager", "--suppose", "promote=7")
     author.refused("INVALID_ALLOWLIST", *explain, NAME, "--agent", "doc-manager", "--skills", "Doc")
+
+
+def test_what_happened_at_a_time_is_explained_without_knowing_its_event(
+    author: CommandLine, tenant: TestTenant, owned: str
+) -> None:
+    answer = tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name=owned)
+    moment = datetime.now(UTC)
+    author.ok("skilldef", "retire", owned)
+    tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name=owned)
+    asked = ("audit", "explain", owned, "--agent", "doc-manager", "--at")
+    text = author.ok(*asked, moment.isoformat()).text
+    assert text.startswith(f"Event {answer.decision_id}: 'invoke' by runtime:")
+    assert f"'{owned}' gives agent 'doc-manager' tenant:v1" in text
+    assert "Made again from the inputs that were kept, the decision is the one that was recorded." in text
+    assert "tenant:v1 is retired now" in text
+    # And how things are now is undone from here.
+    assert f"substrate skilldef unretire {owned}" in text.partition("What would change the answer now")[2]
+    # A minute stands for all of it.
+    assert BUNDLED in author.ok(*asked, f"{datetime.now(UTC):%Y-%m-%dT%H:%M}").text.splitlines()[1]
+    nothing = author(*asked, (moment - timedelta(days=1)).isoformat())
+    assert (nothing.code, "is recorded until" in nothing.err) == (1, True)
+
+
+def test_a_time_needs_a_name_and_an_agent(author: CommandLine) -> None:
+    assert "--agent with --at" in author.misused("audit", "explain", NAME, "--at", "14:02")
+    assert author.misused("audit", "explain", "--recorded", "x", "--at", "14:02")
+    assert "neither a distance" in author.misused("audit", "explain", NAME, "--agent", "doc-manager", "--at", "25:02")

@@ -241,8 +241,8 @@ def test_a_reader_of_an_export_that_goes_away_is_no_error_of_ours(tenant: TestTe
     assert (err, process.returncode) == (b"", 1)
 
 
-@pytest.mark.parametrize("command", ["query", "tail"])
-def test_conditions_that_are_none_are_refused(author: CommandLine, command: str) -> None:
-    assert "--layer" in author.misused("audit", command, "--layer", "roof")
-    assert "--version" in author.misused("audit", command, "--version", "0")
-    assert "--since" in author.misused("audit", command, "--since", "yesterday")
+@pytest.mark.parametrize("name", ["query", "tail"])
+def test_conditions_that_are_none_are_refused(author: CommandLine, name: str) -> None:
+    assert "--layer" in author.misused("audit", name, "--layer", "roof")
+    assert "--version" in author.misused("audit", name, "--version", "0")
+    assert "--since" in author.misused("audit", name, "--since", "yesterday")

@@ -11,11 +11,11 @@ from substrate.domain.identity import Role
 from tests.cli.commands import CommandLine
 from tests.processes import COMMAND, environment
 from tests.servers import TestTenant
-from tests.skills import skill_md
+from tests.skills import refused, skill_md
 
 
-def on_a_terminal(columns: int, *arguments: str) -> str:
-    """Run a command with its stdout on a terminal of this width, and return what the terminal got, without styles."""
+def on_a_terminal(columns: int, *arguments: str, styled: bool = False) -> str:
+    """Run a command with its stdout on a terminal of this width, and return what the terminal got."""
     ours, theirs = pty.openpty()
     terminal = {"COLUMNS": str(columns), "TERM": "xterm"}
     with subprocess.Popen(  # noqa: S603 - our own program.
@@ -31,7 +31,8 @@ def on_a_terminal(columns: int, *arguments: str) -> str:
         os.close(ours)
         _, err = process.communicate()
     assert process.returncode == 0, err
-    return re.sub(r"\x1b\[[0-9;]*m", "", got.decode()).replace("\r\n", "\n")
+    text = got.decode().replace("\r\n", "\n")
+    return text if styled else re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def test_a_terminal_gets_prose_folded_and_names_whole(tenant: TestTenant) -> None:
@@ -46,6 +47,17 @@ def test_a_terminal_gets_prose_folded_and_names_whole(tenant: TestTenant) -> Non
     assert first.startswith(f"{long}  ")
     assert len(rest) > 3
     assert all(line.startswith(" " * len(long)) for line in rest)
+
+
+def test_how_calls_ended_is_coloured_on_a_terminal(tenant: TestTenant) -> None:
+    tenant.runtime.call("SkillService.InvokeSkill", agent="doc-manager", name="doc/query")
+    refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="refused")
+    key = tenant.server.key(tenant.name, Role.AUTHOR)
+    options = ["--verb", "invoke", "--address", tenant.server.address, "--key", key]
+    shown = on_a_terminal(80, "audit", "query", *options, styled=True)
+    assert "\x1b[32mallowed" in shown
+    # The word is coloured in its column alone.
+    assert shown.count("\x1b[31mrefused") == 1
 
 
 def test_a_reader_that_goes_away_is_no_error_of_ours(tenant: TestTenant) -> None:

@@ -12,6 +12,7 @@ from substrate.bootstrap import reload_static
 from substrate.domain.identity import Role
 from tests.metrics import CALLS, counted, method, samples
 from tests.rpc.headers import HeadersOnly
+from tests.rpc.test_server import until
 from tests.rpc.wire import METHODS, bearer
 from tests.servers import Cluster, RunningServer, running_server
 from tests.skills import changed, refused, skill_md
@@ -92,6 +93,7 @@ def test_a_call_that_is_not_admitted_is_counted(cluster: Cluster) -> None:
     with running_server(cluster, max_calls=4, threads=4) as server, HeadersOnly.to(server.address) as headers:
         key = server.key(server.tenant().name, Role.RUNTIME)
         headers.begin(key)
+        until(lambda: server.app.server.held == 1)
         with moves(server, CALLS, 1, **label):
             # The key is not proven before its tenant is loaded, and of such calls there may be one.
             assert headers.refused(key).reason == "OVERLOADED"

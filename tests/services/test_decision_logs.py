@@ -190,6 +190,7 @@ def test_calls_that_are_not_admitted_or_not_served_have_their_line(cluster: Clus
     with running_server(cluster, max_calls=4, threads=4) as server, HeadersOnly.to(server.address) as headers:
         key = server.key(server.tenant().name, Role.RUNTIME)
         headers.begin(key)
+        until(lambda: server.app.server.held == 1)
         assert headers.refused(key).reason == "OVERLOADED"
         made_up: Any = headers.channel.unary_unary("/substrate.api.v1.SkillService/made-up")
         with pytest.raises(grpc.RpcError):

@@ -884,7 +884,7 @@ class ExplainResolutionResponse(_message.Message):
 
     @_builtins.property
     def flips(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flip]:
-        """Changes that would lead to another answer; empty with `recorded`."""
+        """Changes that would lead to another answer; for a recorded event, to another answer than would be given now."""
 
     @_builtins.property
     def state(self) -> _catalog_pb2.CatalogState:
