@@ -111,6 +111,8 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Serve on `port` of loopback, or a free one: `static` if given, else what `config` or the shipped bundles hold."""
     with ExitStack() as stack:
+        # Not the folder of a server that may run on this machine.
+        settings.setdefault("data_dir", Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="substrate-"))))
         app = assemble(
             Settings(config=config, **settings),  # type: ignore[arg-type]  # Pydantic checks the types.
             cluster.login_url,

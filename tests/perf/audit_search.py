@@ -9,6 +9,7 @@ asked some hundred times, each time about something else. Nothing here asserts a
 
 import contextlib
 import json
+import os
 import random
 import statistics
 import sys
@@ -38,6 +39,7 @@ from tests.servers import Cluster, RunningServer, running_server
 
 GET = "AuditService.GetAuditEvent"
 QUERY = "AuditService.QueryAuditEvents"
+TAIL = "AuditService.TailAuditEvents"
 BARS = {"by id": 20.0, "skill and day": 200.0}
 """What the product promises, in milliseconds at the 99th percentile; longer names fall under those that begin them."""
 
@@ -52,7 +54,8 @@ _CHOSEN = """
 CREATE TEMP TABLE chosen AS
 SELECT i, %(start)s::timestamptz + i * %(step)s::interval AS at,
     'tenant-' || lpad(floor(power(t, 3) * {tenants})::text, 2, '0') AS tenant_id,
-    CASE WHEN r < 0.00002 THEN '{rare}' ELSE 'doc/skill-' || lpad(floor(power(s, 3) * {skills})::text, 3, '0') END AS name,
+    CASE WHEN r < 0.00002 THEN '{rare}'
+        ELSE 'doc/skill-' || lpad(floor(power(s, 3) * {skills})::text, 3, '0') END AS name,
     'agent-' || lpad(floor(power(a, 2) * {agents})::text, 2, '0') AS agent,
     CASE WHEN k < 0.85 THEN 'invoke' WHEN k < 0.95 THEN 'list' WHEN k < 0.99 THEN 'read_file' ELSE 'get' END AS verb,
     CASE WHEN o < 0.95 THEN '' WHEN o < 0.98 THEN 'SKILL_NOT_PERMITTED' ELSE 'SKILL_NOT_FOUND' END AS reason,
@@ -71,7 +74,8 @@ WITH placed AS (
 ), told AS (
     SELECT *, id::uuid AS event_id, 'runtime:' || tenant_id || '.key' || substr(agent, 7) AS actor,
         '{{"layer":"' || layer || '","state":"WON","version":' || CASE WHEN own THEN '1' ELSE 'null' END || ',"digest":"'
-            || digest || digest || '","origin":"bundle:document-agent@1.0.0/skills/' || name || '/SKILL.md"}}' AS winner
+            || digest || digest || '","origin":"bundle:document-agent@1.0.0/skills/' || name || '/SKILL.md"}}'
+            AS winner
     FROM placed
 )
 INSERT INTO audit_events (tenant_id, sequence, event_id, occurred_at, call_id, verb, outcome, agent, name, actor,
@@ -99,7 +103,9 @@ FROM (SELECT DISTINCT ON (tenant_id) tenant_id, sequence, hash FROM audit_events
     ORDER BY tenant_id, sequence DESC) AS last
 WHERE last.tenant_id = head.tenant_id
 """
-_COUNT = "UPDATE chain_heads AS head SET sequence = sequence + (SELECT count(*) FROM chosen WHERE tenant_id = head.tenant_id)"
+_COUNT = """
+UPDATE chain_heads AS head SET sequence = sequence + (SELECT count(*) FROM chosen WHERE tenant_id = head.tenant_id)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Ground:
-    """What is asked: clients of the operator and of an author of each tenant, from the largest tenant to the smallest."""
+    """Whom to ask: the operator's client, and one of each tenant, from the largest tenant to the smallest."""
 
     operator: Client
     authors: Sequence[Client]
@@ -188,7 +194,7 @@ def questions(ground: Ground) -> Mapping[str, Callable[[], Any]]:
         "skill and day": lambda: query(g.author(), pattern=g.skill(), **g.day()),
         "skill and day, oldest first": lambda: query(g.author(), pattern=g.skill(), oldest_first=True, **g.day()),
         "skill and day, hot skill on an old day": lambda: query(hot, pattern=HOT, **g.day(range(5))),
-        "skill and day, hot skill, page of 1,000": lambda: query(hot, pattern=HOT, page_size=1000, **g.day()),
+        "page of 1,000 of the hot skill's day": lambda: query(hot, pattern=HOT, page_size=1000, **g.day()),
         "skill and day, rare skill": lambda: query(g.author(), pattern=RARE, **g.day()),
         "skill and day, small tenant": lambda: query(small, pattern=g.skill(), **g.day()),
         "skill and day, operator for one tenant": lambda: query(
@@ -203,8 +209,18 @@ def questions(ground: Ground) -> Mapping[str, Callable[[], Any]]:
         "newest": lambda: query(g.author()),
         "oldest": lambda: query(g.author(), oldest_first=True),
         "newest of all tenants": lambda: query(g.operator),
+        "tail of a tenant, two hours back": lambda: first_of(g.author(), g.start + timedelta(days=DAYS, hours=-2)),
+        "tail of all tenants, two hours back": lambda: first_of(g.operator, g.start + timedelta(days=DAYS, hours=-2)),
         "skill and day of all tenants": lambda: query(g.operator, pattern=g.skill(), **g.day()),
     }
+
+
+def first_of(client: Client, since: datetime) -> Any:
+    """Return the first message of a stream that brings events."""
+    stream = client.stream(TAIL, timeout=60, since=since)
+    first = next(message for message in stream if message.events)
+    stream.close()  # type: ignore[attr-defined]  # It is a generator.
+    return first
 
 
 def measure(name: str, ask: Callable[[], Any], times: int) -> Measured:
@@ -226,27 +242,34 @@ def note(text: str) -> None:
     click.echo(f"{datetime.now(UTC):%H:%M:%S} {text}", err=True)
 
 
-@contextlib.contextmanager
-def ground_of(folder: Path, events: int) -> Iterator[Ground]:
-    """Run PostgreSQL in `folder` and a server on it, with the events, which are written unless they are there."""
+def written(folder: Path, events: int) -> datetime:
+    """Write the events to the database in `folder`, unless they are there; return when they begin."""
     start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=DAYS)
-    with EmbeddedPostgres(
-        folder, settings={"fsync": "off", "maintenance_work_mem": "1GB", "max_wal_size": "8GB"}
-    ) as pg:
-        migrate(pg.owner_url)
-        cluster = Cluster(pg, pg.owner_url, pg.url(LOGIN_ROLE, DATABASE))
-        with psycopg.connect(pg.owner_url) as owner:
+    # Written fast, and then to the disk at the end.
+    fast = {"fsync": "off", "maintenance_work_mem": "1GB", "max_wal_size": "8GB"}
+    with EmbeddedPostgres(folder, settings=fast) as postgres:
+        migrate(postgres.owner_url)
+        with psycopg.connect(postgres.owner_url, autocommit=True) as owner:
             ((oldest, count),) = owner.execute("SELECT min(occurred_at), count(*) FROM audit_events").fetchall()
-        if count < events:
-            make_tenants(cluster.login_url)
-            fill(pg.owner_url, events, start)
-        else:
-            start = oldest.replace(hour=0, minute=0, second=0, microsecond=0)
-        with psycopg.connect(pg.owner_url) as owner:
+            if count >= events:
+                return datetime.combine(oldest, datetime.min.time(), UTC)
+            make_tenants(postgres.url(LOGIN_ROLE, DATABASE))
+            fill(postgres.owner_url, events, start)
+            owner.execute("CHECKPOINT")
+    os.sync()
+    return start
+
+
+@contextlib.contextmanager
+def ground_of(folder: Path, start: datetime) -> Iterator[Ground]:
+    """Run PostgreSQL as it ships in `folder`, and a server on it."""
+    with EmbeddedPostgres(folder) as postgres:
+        with psycopg.connect(postgres.owner_url) as owner:
             sample = owner.execute(
                 "SELECT tenant_id, event_id::text FROM audit_events TABLESAMPLE SYSTEM (0.1) REPEATABLE (1)"
                 " WHERE tenant_id LIKE 'tenant-%' ORDER BY md5(event_id::text) LIMIT 5000"
             ).fetchall()
+        cluster = Cluster(postgres, postgres.owner_url, postgres.url(LOGIN_ROLE, DATABASE))
         with running_server(cluster) as server:
             yield Ground(server.operator(), authors_of(server), start, sample, random.Random(1))  # noqa: S311 - no secret.
 
@@ -274,10 +297,10 @@ def main(events: int, times: int, data_dir: Path | None, out: Path | None) -> No
     """Measure how fast the audit is searched."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     with contextlib.ExitStack() as stack:
-        folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="substrate-", dir="/tmp")))  # noqa: S108 - the account of PostgreSQL must reach it.
+        folder = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="substrate-", dir="/tmp")))
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
-        ground = stack.enter_context(ground_of(folder, events))
+        ground = stack.enter_context(ground_of(folder, written(folder, events)))
         measured = []
         for name, ask in questions(ground).items():
             found = measure(name, ask, times)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from substrate.domain.identity import Role
-from substrate.domain.tokens import page_token
+from substrate.domain.tokens import page_token, read_catalog_token
 from substrate.rpc import interceptors
 from substrate.rpc.client import CallFailed, Client
 from tests.rpc.wire import bearer, path_of
@@ -210,10 +210,18 @@ PAGED: dict[str, Callable[[str], tuple[object, ...]]] = {
     "TenantService.ListKeys": lambda tenant: ("ListKeys", tenant),
     "AuditService.WhoCan": lambda tenant: ("WhoCan", tenant, tenant, "own/mine"),
     "AuditService.GetSkillHistory": lambda tenant: ("GetSkillHistory", tenant, tenant, "own/mine", None),
-    "AuditService.QueryAuditEvents": lambda tenant: ("QueryAuditEvents", tenant, "{}"),
+    "AuditService.QueryAuditEvents": lambda tenant: ("QueryAuditEvents", tenant, "{}", ""),
 }
-POSITIONS = {"AuditService.GetSkillHistory": "1.1"}
+POSITIONS: dict[str, Callable[[TestTenant], str]] = {
+    "AuditService.GetSkillHistory": lambda _: "1.1",
+    "AuditService.QueryAuditEvents": lambda tenant: f"{incarnation_seen_by(tenant)}:0::1",
+}
 """What stands in a token, where that is not one text or number."""
+
+
+def incarnation_seen_by(tenant: TestTenant) -> str:
+    state = tenant.author.call("SkillDefService.ListSkillDefs").state
+    return read_catalog_token(state.catalog_token).incarnation
 
 
 @pytest.mark.parametrize("method", PAGED)
@@ -225,7 +233,8 @@ def test_a_page_token_that_somebody_made_up_does_no_harm(tenant: TestTenant, met
         fields = {"name": "own/mine"}
         tenant.author.call("SkillDefService.CreateSkillDef", name="own/mine", source=skill_md("mine"))
     # What the token is bound to is known here, so that what is made up gets as far as it can.
-    client.call(method, page_token=page_token(POSITIONS.get(method, "1"), *PAGED[method](tenant.name)), **fields)
+    position = POSITIONS[method](tenant) if method in POSITIONS else "1"
+    client.call(method, page_token=page_token(position, *PAGED[method](tenant.name)), **fields)
     for after in FORGED:
         token = page_token(after, *PAGED[method](tenant.name))
         try:

@@ -1464,7 +1464,9 @@ class VerifyAuditResponse(_message.Message):
     intact: _builtins.bool
     """Whether nothing was found to be wrong; only with `done`."""
     first_bad_sequence: _builtins.int
-    """The sequence number of the first event that is not as it was written, or is missing; 0 when there is none."""
+    """The sequence number of the first event that is not as it was written, or is missing; 0 when there is none, or when
+    it is the file of checkpoints that is not as it was written.
+    """
     problem: _builtins.str
     """What is wrong there, in a sentence."""
     first_sequence: _builtins.int
