@@ -146,6 +146,7 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
         clock=clock,
         server=name,
         writers=Writers(settings.threads),
+        resolved=metrics.resolved,
         strict=settings.audit_mode == "strict",
         strict_lists=settings.audit_lists == "strict",
     )

@@ -68,15 +68,7 @@ def configure(level: str, style: str) -> None:
     """Set up structlog for this process; `style` is auto, json or console."""
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     if console:
-        chain: list[Any] = [
-            merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.ExceptionRenderer(_told_to_people),
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ]
+        chain = for_people(colors=sys.stderr.isatty())
     else:
         explain = structlog.processors.ExceptionRenderer(_told)
         encode = json.JSONEncoder(default=str).encode
@@ -106,6 +98,17 @@ def configure(level: str, style: str) -> None:
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[without_meta, *chain]))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     threading.excepthook = _thread_failed
+
+
+def for_people(*, colors: bool) -> list[Any]:
+    """Return the processors that make lines for people, coloured or plain."""
+    return [
+        merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.ExceptionRenderer(_told_to_people),
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback),
+    ]
 
 
 _transform = ExceptionDictTransformer(show_locals=False)

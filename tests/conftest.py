@@ -4,12 +4,14 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+import structlog
 from hypothesis import settings
 
 # PostgreSQL is started by a fork, and gRPC's hooks on forks abort the child when its threads are busy. The child runs
 # another program at once and needs none of them. gRPC looks at this when it is imported.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
+from substrate import logs
 from tests import processes
 from tests.secrecy import leaks, secrets_in
 from tests.servers import Cluster, RunningServer, TestTenant, open_clients, running_cluster, running_server
@@ -41,6 +43,12 @@ def _readable_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     processes.log_folder.clear()
     assert leaks(folder.iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def _lines() -> None:
+    """Let servers in this process log as they do in production; a test may want it otherwise."""
+    structlog.configure(processors=logs.for_people(colors=False))
 
 
 @pytest.fixture(autouse=True)

@@ -120,6 +120,13 @@ class AuditWriter:
         `required` says that the answer must not be given without its event. Raises AuditUnavailable (StoreUnavailable
         when the event is not required but the revision could not be read), DeadlineExceeded or Cancelled.
         """
+        try:
+            return self._settled(entry, call, required=required)
+        except AuditUnavailable:
+            self._watch.audit_refused(1)
+            raise
+
+    def _settled(self, entry: Entry, call: Call, *, required: bool) -> Verdict:
         ticket = _Ticket(entry, call, required=required)
         self._queue.put(ticket)
         wait = REFUSE_AFTER if call.deadline is None else min(REFUSE_AFTER, call.deadline - time.monotonic())
@@ -162,6 +169,7 @@ class AuditWriter:
             batch, open_for_more = self._next_batch(waiting, open_for_more=open_for_more)
             if batch:
                 waiting = self._settle(batch) + [ticket for ticket in waiting if ticket not in batch]
+                self._watch.audit_queue(self._queue.qsize() + len(waiting))
             try:
                 self._own.attend(last=not open_for_more and not waiting)
             except Exception:  # noqa: BLE001 - as in `_settle`.

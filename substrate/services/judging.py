@@ -40,7 +40,8 @@ class Judging:
 
     `server` names this process in events. `strict` says that an answer which must have its event waits for it; without
     it (best effort) every answer may be given when the event cannot be written. `strict_lists` says that lists and
-    prepared runs wait for theirs too.
+    prepared runs wait for theirs too. `resolved` hears of every decision on a single name: how it ended, and the layer
+    of the winner or an empty text.
     """
 
     snapshots: Snapshots
@@ -49,6 +50,7 @@ class Judging:
     clock: Clock
     server: str
     writers: Writers
+    resolved: Callable[[str, str], None]
     strict: bool = True
     strict_lists: bool = False
 
@@ -125,6 +127,7 @@ class Judging:
         except Unauthenticated as refusal:
             return None, None, refusal
         trace = Trace(call, verb, snapshot, principal)
+        call.log.update(tenant=principal.tenant, actor=principal.actor)
         if keys is not None and snapshot.state.revision is not None:
             trace.subject = snapshot.state.tenant
         if own.suspended is not None:
@@ -135,6 +138,10 @@ class Judging:
             raise
         except SubstrateError as refusal:
             return trace, None, refusal
+        finally:
+            # Also for a call that ends without a decision, since the database or the audit is away.
+            if trace.agent_name is not None:
+                call.log["agent"] = trace.agent_name
 
     def count_unproven(self, call: Call, proved_on: Snapshot) -> None:
         """Count a call whose key proved nothing: its tenant's, or the platform's when there is no such tenant."""
@@ -156,12 +163,12 @@ class Judging:
         if trace is None:
             return
         call.catalog = trace.snapshot.token
-        call.log.update(
-            tenant=trace.principal.tenant,
-            actor=trace.principal.actor,
-            agent=trace.agent_name or "",
-            revision=trace.snapshot.state.revision,
-        )
+        call.log["revision"] = trace.snapshot.state.revision
         if event is not None:
             call.decision_id = event.id
             trace.log(event)
+        if trace.resolution is not None:
+            winner = trace.resolution.winner
+            self.resolved(trace.resolution.outcome.value, winner.kind.value if winner else "")
+        elif trace.decision is not None and not trace.decision.allowed:
+            self.resolved("DENIED", "")

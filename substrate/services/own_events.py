@@ -34,6 +34,9 @@ class Watch(Protocol):
     def lost(self, events: int, cause: str) -> None:
         """Count events of calls that were answered without them."""
 
+    def audit_refused(self, calls: int) -> None:
+        """Count calls that were refused since their event could not be written."""
+
     def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - it is the whole message.
         """Note whether events can be written."""
 

@@ -44,6 +44,9 @@ class Watch:
         self.events_lost.append(events)
         self.causes.append(cause)
 
+    def audit_refused(self, calls: int) -> None:
+        assert calls > 0
+
     def audit_healthy(self, healthy: bool) -> None:  # noqa: FBT001 - as the writer says it.
         self.health.append(healthy)
 
