@@ -48,6 +48,8 @@ def verify(
             reports = [report for report in reports if report["tenant"] == tenant]
         if not reports:
             raise output.Refusal(f"{file} holds no events to verify.")
+        if any(report["first_bad_sequence"] > report["last_sequence"] for report in reports):
+            output.note("Was the export made before the checkpoints were copied? Then copy, export and verify again.")
         if checkpoints is None:
             output.note("Without --checkpoints a chain that was rewritten whole, or cut at its end, passes for intact.")
     remote.show({"chains": reports}, "".join(map(_line, reports)))
