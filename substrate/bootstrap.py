@@ -45,7 +45,7 @@ from substrate.services.skill_defs import SkillDefs
 from substrate.services.skill_tool import SkillTool
 from substrate.services.skills import Skills
 from substrate.services.snapshots import Snapshots
-from substrate.services.static_states import load_event
+from substrate.services.static_states import keep_static, load_event
 from substrate.services.tallies import Tallies
 from substrate.services.tenants import Tenants
 from substrate.services.usage import Usage
@@ -108,6 +108,7 @@ class App:
 
     def replace_static(self, static: StaticState) -> None:
         """Let every later call see `static`, and record that."""
+        keep_static(self.database, static)
         self.writer.announce(load_event(self.clock, self.name, static, self.snapshots.static))
         self.snapshots.replace_static(static)
         self.metrics.static_skills(len(static.catalog.resolutions))
@@ -185,6 +186,7 @@ def assemble(settings: Settings, url: str, static: StaticState, *, share_port: b
     if decisions.strict:
         writer.tell(lambda healthy: server.set_healthy(healthy=healthy))
     writer.start()
+    keep_static(database, static)
     writer.announce(load_event(clock, name, static, None))
     return App(database, snapshots, writer, server, metrics, clock, name)
 

@@ -50,6 +50,19 @@ COMMENT ON TABLE audit_starts IS
     ' still there.';
 
 -- Conditions on the time are checked in the index, so that an old day is found without a look at all that is younger.
+"""
+
+# The owner is held to row-level security too, and no policy admits it; so that is off while it fills the new columns.
+FILLED = """
+ALTER TABLE audit_events NO FORCE ROW LEVEL SECURITY;
+UPDATE audit_events SET
+    reason = coalesce(event::json ->> 'reason', ''),
+    shadowed = (event::json -> 'winner') IS NOT NULL AND event LIKE '%"state":"SHADOWED"%';
+ALTER TABLE audit_events FORCE ROW LEVEL SECURITY;
+"""
+
+# Made after the rows have been filled, or each row would be put into each index twice.
+INDEXES = """
 DROP INDEX audit_events_tenant_id_sequence_idx;
 DROP INDEX audit_events_tenant_id_name_sequence_idx;
 DROP INDEX audit_events_tenant_id_agent_sequence_idx;
@@ -67,19 +80,10 @@ CREATE INDEX audit_events_changes_idx ON audit_events (tenant_id, name, sequence
 CREATE INDEX audit_events_txid_tenant_id_sequence_idx ON audit_events (txid, tenant_id, sequence);
 """
 
-# The owner is held to row-level security too, and no policy admits it; so that is off while it fills the new columns.
-FILLED = """
-ALTER TABLE audit_events NO FORCE ROW LEVEL SECURITY;
-UPDATE audit_events SET
-    reason = coalesce(event::json ->> 'reason', ''),
-    shadowed = (event::json -> 'winner') IS NOT NULL AND event LIKE '%"state":"SHADOWED"%';
-ALTER TABLE audit_events FORCE ROW LEVEL SECURITY;
-"""
-
 GRANTS = """
 GRANT SELECT, INSERT ON audit_inputs TO substrate_app, substrate_operator;
 GRANT INSERT ON audit_inputs TO substrate_audit;
-GRANT SELECT ON audit_starts TO substrate_app, substrate_operator, substrate_audit;
+GRANT SELECT ON audit_starts TO substrate_app, substrate_operator;
 """
 
 TENANT_TABLES = ("audit_inputs", "audit_starts")
@@ -89,7 +93,6 @@ OWN_TENANT = "tenant_id = nullif(current_setting('app.tenant', true), '')"
 ROLE_POLICIES = """
 CREATE POLICY any_tenant_input ON audit_inputs FOR INSERT TO substrate_audit WITH CHECK (true);
 CREATE POLICY operators ON audit_inputs TO substrate_operator USING (true) WITH CHECK (true);
-CREATE POLICY any_tenant_start ON audit_starts FOR SELECT TO substrate_audit USING (true);
 CREATE POLICY operators ON audit_starts FOR SELECT TO substrate_operator USING (true);
 """
 
@@ -98,6 +101,7 @@ def upgrade() -> None:
     """Create everything."""
     op.execute(TABLES)
     op.execute(FILLED)
+    op.execute(INDEXES)
     op.execute(GRANTS)
     for table in TENANT_TABLES:
         op.execute(

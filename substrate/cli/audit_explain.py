@@ -54,7 +54,8 @@ class Supposed(click.ParamType[Change]):
 @click.option(
     "--at",
     type=Moment(),
-    help="Explain the last invocation of NAME by the agent until then: 14:02, 2h ago as '2h', or an ISO time (UTC).",
+    help="Explain the last invocation of NAME by the agent until then: 14:02 (that minute included), 14:02:30 (that "
+    "second included), 2h ago as '2h', or an ISO time (UTC).",
 )
 @click.option("--recorded", metavar="ID", help="Explain the recorded event with this id; without NAME.")
 @click.option(
@@ -120,14 +121,20 @@ def _last_invocation(remote: Remote, name: str | None, at: datetime, fields: dic
         agent=agent,
         pattern=name.partition("@")[0],
         verb="invoke",
-        # A minute that is named is meant whole.
-        until=at + (timedelta(minutes=1) if at.second == 0 and at.microsecond == 0 else timedelta(microseconds=1)),
+        until=at + _span(at),
         page_size=1,
     )
     if not found["events"]:
         raise output.Refusal(f"No invocation of '{name}' by agent '{agent}' is recorded until {at:%Y-%m-%dT%H:%M:%SZ}.")
     event_id: str = found["events"][0]["id"]
     return event_id
+
+
+def _span(at: datetime) -> timedelta:
+    """Return how long a time lasts that a person has named: a minute or a second is meant whole."""
+    if at.microsecond:
+        return timedelta(microseconds=1)
+    return timedelta(seconds=1) if at.second else timedelta(minutes=1)
 
 
 def _message(change: Change) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import click
 from substrate.cli import output
 from substrate.cli.connection import Remote, connected
 from substrate.cli.parameters import Moment
+from substrate.domain.audit import chain_hash
 
 ALL = "all"
 """Stands for every tenant where one can be named."""
@@ -81,13 +82,14 @@ def query(remote: Remote, limit: int, **fields: Any) -> None:
     rows = [_row(event, of_all=of_all) for event in answer["events"]]
     remote.show(answer, output.table(_headers(of_all=of_all), rows, _STYLES))
     if len(rows) == limit:
-        output.note(f"At most {limit} events are shown; --limit 0 shows all.")
+        output.note(f"There may be more than the {limit} that are shown; --limit 0 shows all.")
 
 
 @click.command()
 @_conditions
+@click.option("--position", default="", metavar="TEXT", help="Go on where an earlier tail said that it ended.")
 @connected
-def tail(remote: Remote, **fields: Any) -> None:
+def tail(remote: Remote, position: str, **fields: Any) -> None:
     """Follow the audit: print events as they are written, until interrupted.
 
     Begins with what is written from now on, or with --since. When the connection is lost it goes on where it was.
@@ -96,7 +98,8 @@ def tail(remote: Remote, **fields: Any) -> None:
     of_all = fields["tenant"] == ALL
     headers = None if remote.as_json else _headers(of_all=of_all)
     try:
-        for message in remote.follow("AuditService.TailAuditEvents", **_asked(fields)):
+        for message in remote.follow("AuditService.TailAuditEvents", position, **_asked(fields)):
+            position = message["position"]
             # Not before the first message: a stream that is refused has printed nothing.
             if headers:
                 _print(output.row(headers, _widths(of_all=of_all)))
@@ -109,7 +112,7 @@ def tail(remote: Remote, **fields: Any) -> None:
                     _print(output.row(cells, _widths(of_all=of_all), _headers(of_all=of_all), _STYLES))
     except KeyboardInterrupt:
         # This is how it is meant to end.
-        return
+        output.note(f"Go on with --position {position}")
 
 
 @click.command()
@@ -121,6 +124,8 @@ def tail(remote: Remote, **fields: Any) -> None:
 def show(remote: Remote, event_id: str, tenant: str | None) -> None:
     """Show everything that is recorded about the event ID: the decision_id of an answer, or of an error."""
     answer = remote.call("AuditService.GetAuditEvent", id=event_id, tenant=_scope(tenant))
+    if not _is_as_written(answer["event"]):
+        output.warn("This event is not what was written; see `substrate audit verify`.")
     remote.show(answer, _told(answer["event"]))
 
 
@@ -182,11 +187,26 @@ def _row(event: Mapping[str, Any], *, of_all: bool) -> tuple[str, ...]:
         event["verb"],
         event["agent"] or "-",
         event["requested_name"] or event["name"] or "-",
-        output.word(event["outcome"], "OUTCOME"),
+        "rehearsed" if _details(event).get("validate_only") else output.word(event["outcome"], "OUTCOME"),
         event["reason"] or "-",
         event["actor"] or "-",
         event["id"],
     )
+
+
+def _details(event: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found = json.loads(event["event_json"]).get("details") or {}
+    except ValueError:
+        # What was tampered with is shown as far as it can be.
+        return {}
+    return dict(found)
+
+
+def _is_as_written(event: Mapping[str, Any]) -> bool:
+    stored: str = event["hash"]
+    previous = bytes.fromhex(event["previous_hash"])
+    return chain_hash(previous, event["sequence"], event["event_json"]).hex() == stored
 
 
 def _print(line: str) -> None:
@@ -235,7 +255,7 @@ def _told(event: Mapping[str, Any]) -> str:
         ("hash", event["hash"]),
         ("previous hash", event["previous_hash"]),
     ]
-    details = json.loads(event["event_json"]).get("details")
+    details = _details(event)
     facts.append(("details", json.dumps(details) if details else ""))
     text = output.details(facts)
     if event["candidates"]:

@@ -53,10 +53,10 @@ def history(remote: Remote, limit: int, **fields: Any) -> None:
     fields["page_size"] = min(limit or _PAGE, _PAGE)
     answer = remote.collect("AuditService.GetSkillHistory", "changes", limit, **fields)
     rows = [(output.moment(row["time"]), row["verb"], row["event_id"], row["text"]) for row in answer["changes"]]
-    remote.show(answer, output.table(("TIME", "VERB", "EVENT", "WHAT"), rows))
+    remote.show(answer, output.table(("TIME", "VERB", "EVENT", "WHAT"), rows) if rows else "")
     _note_cut(rows, limit)
     if not rows:
-        output.note("Nothing has changed what the name stands for in that time.")
+        output.note("Nothing has changed what the name stands for in that time; `audit explain` says what that is.")
 
 
 @click.command()
@@ -71,7 +71,7 @@ def usage(remote: Remote, since: datetime | None, until: datetime | None, **fiel
     answer = remote.call("AuditService.GetUsageReport", since=since, until=until, **fields)
     parts = [output.table(_USAGE, map(_used, answer["rows"]))]
     if answer["never_invoked"]:
-        parts.append(output.table(("NEVER INVOKED",), [(name,) for name in answer["never_invoked"]]))
+        parts.append(output.table(("NEVER INVOKED WITH SUCCESS",), [(name,) for name in answer["never_invoked"]]))
     if answer["drifted"]:
         parts.append(output.table(_DRIFTED, map(_drifted, answer["drifted"])))
     remote.show(answer, "\n".join(parts))
@@ -86,7 +86,7 @@ _DRIFTED = ("DRIFTED FORK", "VERSION", "FORKED FROM", "WAS", "IS NOW")
 
 def _note_cut(rows: Sequence[object], limit: int) -> None:
     if len(rows) == limit:
-        output.note(f"At most {limit} rows are shown; --limit 0 shows all.")
+        output.note(f"There may be more than the {limit} that are shown; --limit 0 shows all.")
 
 
 def _used(row: Mapping[str, Any]) -> Sequence[object]:

@@ -33,7 +33,8 @@ def verify(
     """Verify that the audit is as it was written, and name the first event that is not.
 
     The server holds the chains against its own checkpoints. An export is held against those that are given: copy them
-    before it is made, since what was signed later is missed in it. Exit code 1 when anything is wrong.
+    before it is made, since what was signed later is missed in it. With --tenant all it must hold every chain that was
+    signed. Exit code 1 when anything is wrong.
     """
     if file is None:
         if checkpoints or public_key:
@@ -43,7 +44,7 @@ def verify(
     else:
         if (checkpoints is None) is not (public_key is None):
             raise click.UsageError("Pass both --checkpoints and --public-key, or neither.")
-        reports = _of_export(file, checkpoints, public_key)
+        reports = _of_export(file, checkpoints, public_key, whole=tenant == _ALL)
         if tenant not in (None, _ALL):
             reports = [report for report in reports if report["tenant"] == tenant]
         if not reports:
@@ -56,7 +57,7 @@ def verify(
     sys.exit(0 if all(report["intact"] for report in reports) else 1)
 
 
-def _of_export(file: Path, checkpoints: Path | None, key: Path | None) -> list[dict[str, Any]]:
+def _of_export(file: Path, checkpoints: Path | None, key: Path | None, *, whole: bool) -> list[dict[str, Any]]:
     from substrate.domain.checkpoints import Signed  # noqa: PLC0415 - loads what no other command needs.
     from substrate.services.exports import verify_export  # noqa: PLC0415 - as above.
     from substrate.store.checkpoint_file import read_checkpoints  # noqa: PLC0415 - as above.
@@ -65,7 +66,7 @@ def _of_export(file: Path, checkpoints: Path | None, key: Path | None) -> list[d
     with refusals(OSError):
         signed = read_checkpoints(checkpoints, public_key(key)) if checkpoints and key else Signed()
         with file.open("rb") as lines:
-            reports = verify_export(lines, signed)
+            reports = verify_export(lines, signed, whole=whole)
     return [
         {
             "tenant": report.tenant,

@@ -99,19 +99,20 @@ class Remote:
             for page in client.pages(method, **fields):
                 yield from to_plain(page)[field]
 
-    def follow(self, method: str, **fields: object) -> Iterator[dict[str, Any]]:
+    def follow(self, method: str, position: str = "", **fields: object) -> Iterator[dict[str, Any]]:
         """As `stream`, for ever: after the loss of the connection, or of the server, it goes on from its last position.
 
-        Only a stream that has begun is taken up again.
+        Only a stream that has begun is taken up again; `position` is where an earlier one ended.
         """
-        position = ""
+        begun = False
         while True:
             try:
                 for answer in self.stream(method, **fields, position=position):
+                    begun = True
                     position = answer["position"]
                     yield answer
             except output.Refusal as refusal:
-                if not position or ("code", "UNAVAILABLE") not in refusal.facts:
+                if not begun or ("code", "UNAVAILABLE") not in refusal.facts:
                     raise
                 output.note(f"{refusal.message} Trying again.")
             time.sleep(_RETRY_SECONDS)
@@ -199,6 +200,8 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
         violations = [(violation.field, violation.description) for violation in error.violations]
         raise output.Refusal(error.message, error.metadata.items(), violations) from None
     except others as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise output.Refusal(f"{error.filename}: {error.strerror}.") from None
         raise output.Refusal(str(error)) from None
 
 

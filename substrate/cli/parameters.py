@@ -39,7 +39,9 @@ class Moment(click.ParamType[datetime]):
             point = self._of_day(value) or datetime.fromisoformat(value)
         except (ValueError, OverflowError):
             self.fail(
-                f"{value!r} is neither a distance such as 2h or 30d nor a time such as 2026-01-31T08:00Z.", param, ctx
+                f"{value!r} is neither a distance such as 2h or 30d nor a time such as 14:02 or 2026-01-31T08:00Z.",
+                param,
+                ctx,
             )
         return point if point.tzinfo else point.replace(tzinfo=UTC)
 

@@ -163,8 +163,11 @@ class AuditEvent:
         return self.winner is not None and any(found["state"] == "SHADOWED" for found in self.candidates)
 
     def cancelled(self) -> "AuditEvent":
-        """Return the event of the same call, whose caller went away before it was answered."""
-        return replace(self, outcome=EventOutcome.CANCELLED, reason="CANCELLED")
+        """Return the event of the same call, whose caller went away before it was answered.
+
+        A refusal keeps its reason: whoever hangs up must not hide what was denied.
+        """
+        return replace(self, outcome=EventOutcome.CANCELLED, reason=self.reason or "CANCELLED")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that have a value, as plain data, in a fixed order."""

@@ -9,7 +9,7 @@ each other.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -87,10 +87,19 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The first event that is bad or missing, and what is wrong, in a sentence."""
+    """The first event that is bad or missing, and what is wrong, in a sentence.
+
+    `event_id` is what its text says to be its id, where that can be read.
+    """
 
     sequence: int
     problem: str
+    event_id: str = field(default="", compare=False)
+
+    @property
+    def told(self) -> str:
+        """What is wrong, with the id by which the event can be looked at."""
+        return f"{self.problem} Its id is {self.event_id}." if self.event_id else self.problem
 
 
 class ChainCheck:
@@ -119,7 +128,7 @@ class ChainCheck:
         for row in rows:
             fault = self._add(row)
             if fault is not None:
-                return fault
+                return _named(fault, row)
             self.checked += 1
         return None
 
@@ -264,3 +273,12 @@ def _said(event: Any) -> Iterator[Any]:
     yield winner.get("version")
     yield event.get("reason", "")
     yield bool(winner) and any(found["state"] == "SHADOWED" for found in event.get("candidates", ()))
+
+
+def _named(fault: Fault, row: ChainRow) -> Fault:
+    """Return `fault` with the id of its event."""
+    try:
+        event_id = json.loads(row.event)["id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return fault
+    return replace(fault, event_id=str(event_id)) if fault.sequence == row.sequence else fault

@@ -84,7 +84,8 @@ def unresolved(resolution: Resolution) -> SubstrateError:
             name=ref.name,
         )
     if resolution.pin and resolution.outcome is not Outcome.DISABLED:
-        message = f"The agent's pin of '{ref}' to '{resolution.pin}' reaches no version of it."
+        why = {Outcome.RETIRED: ", which is retired", Outcome.LOCKED: ", which is locked"}.get(resolution.outcome, "")
+        message = f"The agent's pin of '{ref}' to '{resolution.pin}' reaches no version of it{why}."
         return VersionNotFound(message, name=ref.name, version=resolution.pin)
     asked = ref.qualifier.version if ref.qualifier else None
     if asked is not None and resolution.outcome is not Outcome.DISABLED:

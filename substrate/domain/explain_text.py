@@ -12,10 +12,18 @@ from substrate.domain.skillmatch import Reason
 _SHOWN = 80
 
 
-def text_of(told: Explanation, above: tuple[str, ...] = (), below: tuple[str, ...] = ()) -> str:
+def text_of(
+    told: Explanation,
+    above: tuple[str, ...] = (),
+    below: tuple[str, ...] = (),
+    *,
+    this: str = "this",
+    foreign: bool = False,
+) -> str:
     """Return an explanation as text of several lines, with `above` before it and `below` after it.
 
-    What would change the answer comes last. Below a recorded decision that is about the answer now.
+    What would change the answer, which is called `this`, comes last. With `foreign` the reader is of another tenant, so
+    that the commands need another key than the reader's.
     """
     lines = [*above, _verdict(told), *_behind(told)]
     lines += ["", "Candidates, highest layer first:", *_candidate_lines(told)]
@@ -27,10 +35,12 @@ def text_of(told: Explanation, above: tuple[str, ...] = (), below: tuple[str, ..
         lines += ["", f"Allowlist of agent '{agent.name}' ({agent.origin}):", *_trial_lines(told)]
     lines += ["", f"State read: {told.state}", *below]
     if told.flips:
-        this = "the answer now" if below else "this"
-        lines += ["", f"What would change {this} (SkillDefs and agents are changed with a key of the tenant's author):"]
+        whose = f"an author of tenant '{told.question.tenant}'"
+        lines += ["", f"What would change {this} (SkillDefs and agents are changed with a key of {whose}):"]
         for flip in told.flips:
-            lines += [f"  - {flip.text}", *([f"      {flip.command}"] if flip.command else [])]
+            lines.append(f"  - {flip.text}")
+            if flip.command:
+                lines.append(f"      {flip.command}{' --key KEY' if foreign else ''}")
     return "\n".join(lines)
 
 
@@ -98,7 +108,8 @@ def _verdict(told: Explanation) -> str:
         return f"'{ref}' is refused to {who}: {_decision_words(decision)}."
     if resolution.winner is None:
         pinned = f", which is pinned to '{resolution.pin}'" if resolution.pin else ""
-        return f"'{ref}' does not resolve for {who}{pinned}: {_OUTCOMES[resolution.outcome]}."
+        below = ", and no layer below has it" if resolution.outcome is Outcome.RETIRED and not pinned else ""
+        return f"'{ref}' does not resolve for {who}{pinned}: {_OUTCOMES[resolution.outcome]}{below}."
     shadowed = [
         ruling.candidate.origin
         for ruling in resolution.rulings
@@ -123,7 +134,7 @@ _OUTCOMES = {
     Outcome.RESOLVED: "it resolves",
     Outcome.ABSENT: "no layer has it",
     Outcome.DRAFT: "its SkillDef has no promoted version",
-    Outcome.RETIRED: "its SkillDef is retired and no layer below has it",
+    Outcome.RETIRED: "its SkillDef is retired",
     Outcome.DISABLED: "the tenant has disabled the name",
     Outcome.QUARANTINED: "what decides it is quarantined",
     Outcome.LOCKED: "the name is locked and no static layer has it",

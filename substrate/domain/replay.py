@@ -220,7 +220,7 @@ def contradictions(event: Event, again: Answer) -> list[str]:
     recorded = _decision(event)
     if again.decision != recorded:
         found.append(f"The kept allowlist decides {_words(again.decision)}; recorded was {_words(recorded)}.")
-    if is_decided(event) and is_denied(event) and again.reason != event.get("reason"):
+    if is_decided(event) and is_denied(event) and event.get("reason") not in (again.reason, "CANCELLED"):
         found.append(f"The decision made again ends as {again.reason or 'allowed'}.")
     if not decides_layers(event):
         return found

@@ -158,7 +158,9 @@ class Client:
             return CallFailed(code, error.details(), reason=info.reason, metadata=info.metadata, violations=violations)
         # Without our details the failure is the connection's, and its text is for developers of gRPC.
         if code == "UNAVAILABLE":
-            return CallFailed(code, f"No server can be reached at {self._address}: {error.details()}")
+            # Of what gRPC tells of its attempts, the end is for people.
+            why = (error.details() or "").rpartition("connect: ")[2].rstrip(".")
+            return CallFailed(code, f"No server can be reached at {self._address}: {why}.")
         if code == "DEADLINE_EXCEEDED":
             return CallFailed(code, f"{self._address} did not answer within {timeout:g} s.")
         return CallFailed(code, error.details() or "The call failed without a message.")

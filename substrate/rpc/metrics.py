@@ -68,6 +68,9 @@ class Metrics:
             ["cause"],
             registry=self.registry,
         )
+        for cause in ("queue_full", "write_failed", "outcome_unknown", "busy"):
+            # There from the start, so that a rule sees the first loss as a rise.
+            self._lost.labels(cause)
         self._refused = Counter(
             "substrate_audit_refused",
             "Calls refused since their audit event could not be written.",

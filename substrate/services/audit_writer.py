@@ -26,7 +26,7 @@ from substrate.domain.names import TenantId
 from substrate.services.call import Call
 from substrate.services.own_events import OwnEvents, Watch
 from substrate.services.tallies import Kind, Tallies
-from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError, Verdict, WriteFailedError
+from substrate.store.chain_writer import ChainWriter, Entry, Verdict, WriteFailedError
 
 REFUSE_AFTER = 1.0
 MAX_BATCH = 256
@@ -217,16 +217,18 @@ class AuditWriter:
         entries = [ticket.to_write() for ticket in batch]
         began = time.monotonic()
         try:
-            verdicts = self._write(entries)
+            verdicts = self._writer.write_again(entries)
         except WriteFailedError as error:
-            _log.error("audit.batch_failed", error=str(error), calls=len(batch))
+            _log.error("audit.batch_failed", error=error.told, calls=len(batch))
             self._own.become(healthy=False)
             self._fail(batch, self._cause(error))
             return []
         again = []
         events = 0
         for ticket, entry, verdict in zip(batch, entries, verdicts, strict=True):
-            if verdict is not Verdict.BUSY:
+            if verdict is Verdict.GONE:
+                self._refuse(ticket, "write_failed")
+            elif verdict is not Verdict.BUSY:
                 events += verdict is Verdict.CURRENT and entry.event is not None
                 ticket.finish(verdict)
             elif time.monotonic() - ticket.put_at < REFUSE_AFTER:
@@ -237,13 +239,6 @@ class AuditWriter:
         if events:
             self._own.become(healthy=True)
         return again
-
-    def _write(self, entries: list[Entry]) -> list[Verdict]:
-        try:
-            return self._writer.write(entries)
-        except NothingWrittenError:
-            # The connection was lost while idle, as when the database restarted; a new one may do.
-            return self._writer.write(entries)
 
     def _cause(self, error: WriteFailedError) -> str | None:
         """Return why the events of a failed batch are lost; None when they were committed all the same."""
@@ -282,6 +277,8 @@ class AuditWriter:
             if verdict is Verdict.BUSY:
                 ticket.refuse()
                 continue
-            if verdict is Verdict.CURRENT and ticket.entry.event is not None and cause is not None:
+            # A call that did not wait for this was refused, and has lost nothing.
+            answered = verdict is Verdict.CURRENT and not ticket.abandoned
+            if answered and ticket.entry.event is not None and cause is not None:
                 self._lost(ticket.entry.tenant, cause)
             ticket.finish(verdict)

@@ -106,7 +106,7 @@ class Checkpointer:
             if not self._failing:
                 away = isinstance(error, (StoreUnavailable, DeadlineExceeded))
                 say = _log.warning if away else _log.error
-                say("checkpoints.failing", error=f"{type(error).__name__}: {error}")
+                say("checkpoints.failing", error=type(error).__name__)
             self._failing = True
         else:
             if self._failing:

@@ -15,7 +15,7 @@ from substrate.domain.explain import Explanation, explain
 from substrate.domain.explain_text import text_of
 from substrate.domain.flips import flips
 from substrate.domain.names import AgentName, SkillName, SkillRef, TenantId, parse_agent_name, parse_skill_ref
-from substrate.domain.question import Question, answer
+from substrate.domain.question import Answer, Question, answer
 from substrate.domain.replay import (
     DECIDED,
     GATED,
@@ -111,8 +111,8 @@ class Explain:
             supposed = [change.kind.value.lower() for change in asked.changes]
             trace.details = {**(trace.details or {}), "supposed": supposed}
             question = apply_all(question, asked.changes)
-            decided = answer(question)
-            above = (f"Supposing: {', '.join(map(_supposed, asked.changes))}.",)
+            today, decided = decided, answer(question)
+            above = (f"Supposing: {', '.join(map(_supposed, asked.changes))}. {_today(today, decided)}",)
         told = explain(
             question,
             decided,
@@ -121,7 +121,8 @@ class Explain:
             differences=present.differences(decided.resolution),
             flips=flips(question, decided),
         )
-        return Explained(told, text_of(told, above))
+        this = "that again" if asked.changes else "this"
+        return Explained(told, text_of(told, above, this=this, foreign=subject != trace.principal.tenant))
 
     def _recorded(self, trace: Trace, asked: Asked) -> Explained:
         _require_alone(asked)
@@ -141,8 +142,10 @@ class Explain:
         trace.agent_name = AgentName(event["agent"]) if event.get("agent") else None
         kept = read_kept(self._decisions.database, trace.call, event, present)
         question, decided, problems = made_again(event, kept)
+        forged: tuple[str, ...] = ()
         if chain_hash(stored.previous_hash, stored.sequence, stored.event) != stored.hash:
-            problems.insert(0, "The event itself is not what was written; verify the audit of its tenant.")
+            forged = ("The event itself is not what was written; verify the audit of its tenant.",)
+            problems.insert(0, forged[0])
         now = _now_question(present, question, trace.agent_name)
         present_answer = answer(now)
         trace.resolution = present_answer.resolution
@@ -157,7 +160,9 @@ class Explain:
             flips=flips(now, present_answer),
             looked_up=not is_denied(event),
         )
-        text = text_of(told, _above(event), _below(event, problems, changes))
+        foreign = subject != trace.principal.tenant
+        below = _below(event, problems, changes)
+        text = text_of(told, (*forged, *_above(event)), below, this="the answer now", foreign=foreign)
         return Explained(told, text, Replay(stored, problems, changes))
 
     def _event(self, trace: Trace, scope: TenantId | None, event_id: str) -> StoredEvent:
@@ -248,6 +253,18 @@ def _below(event: Event, problems: Sequence[str], changes: Sequence[str]) -> tup
         lines = ["", f"Made again from the inputs that were kept, the {what} is the one that was recorded."]
     since = [f"  - {change}" for change in changes] or ["  nothing that matters to it."]
     return (*lines, "", "Changed since:", *since)
+
+
+def _today(today: Answer, decided: Answer) -> str:
+    """Say what the answer is without what is supposed."""
+    if (today.served, today.reason) == (decided.served, decided.reason):
+        return "It makes no difference: the answer is what it is now."
+    winner = today.resolution.winner
+    return (
+        f"As things are it is refused ({today.reason})."
+        if today.reason or winner is None
+        else (f"As things are it gives {winner.origin}.")
+    )
 
 
 def _state(tenant: TenantId, at: int | None, digest: str) -> str:

@@ -22,12 +22,12 @@ class _Chain:
         self.fault: Fault | None = None
 
 
-def verify_export(lines: Iterable[bytes], signed: Signed) -> list[Report]:
+def verify_export(lines: Iterable[bytes], signed: Signed, *, whole: bool = False) -> list[Report]:
     """Check the events of an export, each chain by itself in the order of its lines; return a report for each tenant.
 
     A line is a JSON object with `tenant`, `sequence`, `previous_hash`, `hash` (both in hex) and `event`. A chain must
-    be whole from its first event, or from a start that was signed, to the last checkpoint that was signed of it. Raises
-    InvalidConfig for a line that is none.
+    be whole from its first event, or from a start that was signed, to the last checkpoint that was signed of it. With
+    `whole` every chain that was signed must be there. Raises InvalidConfig for a line that is none.
     """
     chains: dict[str, _Chain] = {}
     for number, line in enumerate(lines, start=1):
@@ -36,7 +36,10 @@ def verify_export(lines: Iterable[bytes], signed: Signed) -> list[Report]:
         if chain.fault is None:
             chain.fault = chain.check.add([row])
             chain.last = max(chain.last, row.sequence)
-    return [_report(tenant, chain, signed) for tenant, chain in chains.items()]
+    reports = [_report(tenant, chain, signed) for tenant, chain in chains.items()]
+    missing = sorted(signed.checkpoints.keys() - chains.keys()) if whole else []
+    problem = "There is no event of this tenant, and checkpoints were signed of its chain."
+    return reports + [Report(tenant, 0, 1, 0, done=True, first_bad=1, problem=problem) for tenant in missing]
 
 
 def _report(tenant: str, chain: _Chain, signed: Signed) -> Report:
@@ -50,7 +53,7 @@ def _report(tenant: str, chain: _Chain, signed: Signed) -> Report:
         chain.check.last_held,
         done=True,
         first_bad=fault.sequence if fault else 0,
-        problem=fault.problem if fault else " ".join(signed.problems),
+        problem=fault.told if fault else " ".join(signed.problems),
     )
 
 

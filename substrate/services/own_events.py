@@ -19,6 +19,8 @@ from substrate.store.chain_writer import ChainWriter, Entry, Verdict, WriteFaile
 RETRY_SECONDS = 0.25
 """How often it is tried whether events can be written again, and what the process has to say is put again."""
 
+_AT_ONCE = 64
+
 _log = structlog.get_logger("substrate.audit")
 
 
@@ -76,44 +78,63 @@ class OwnEvents:
         return None if left is None else max(RETRY_SECONDS, left)
 
     def attend(self, *, last: bool) -> None:
-        """Try whether events can be written again, and write what the process itself has to say."""
+        """Try whether events can be written again, and write what the process itself has to say.
+
+        With `last` all of it is written now, as far as it can be.
+        """
         now = time.monotonic()
         if not last and now - self._tried_at < RETRY_SECONDS:
             return
         if not self.healthy:
             self._tried_at = now
             self._probe()
-        if self.healthy and (self._own or self._tallies.seconds_to_wait() is not None):
+        if not self.healthy:
+            return
+        # An event keeps its id until it is written, so that it is never there twice.
+        while tallies := self._tallies.take(at_once=last):
+            self._own.extend(map(self._tallies.event, tallies))
+        while self._own:
             self._tried_at = now
-            self._write_own(self._tallies.take(at_once=last))
+            if not self._write_some() or not last:
+                return
 
     def _probe(self) -> None:
         try:
             now = self._tallies.now()
             self._writer.probe(self._tallies.event(Tally(Kind.LOST, PLATFORM_TENANT, now, now)))
         except WriteFailedError:
+            self.become(healthy=False)
             return
         self.become(healthy=True)
 
-    def _write_own(self, tallies: list[Tally]) -> None:
-        own = list(self._own)
-        events = own + [self._tallies.event(tally) for tally in tallies]
-        if not events:
-            return
+    def _write_some(self) -> bool:
+        """Write some of the own events; return whether that got further."""
+        events = [self._own[index] for index in range(min(len(self._own), _AT_ONCE))]
+        done = self._written(events)
+        if done is None and len(events) > 1:
+            # One of them may be what keeps all from being written.
+            done = [event for event in events if self._written([event])]
+        for event in done or ():
+            self._own.remove(event)
+        if not done:
+            # Whether that is the event's fault or the audit's decides whether calls can be answered.
+            self._probe()
+        return bool(done)
+
+    def _written(self, events: list[AuditEvent]) -> list[AuditEvent] | None:
+        """Write `events` and return those that are settled; None when the batch failed."""
+        entries = [Entry(event.tenant, check=False, revision=None, event=event) for event in events]
         try:
-            verdicts = self._writer.write(
-                [Entry(event.tenant, check=False, revision=None, event=event) for event in events]
-            )
+            verdicts = self._writer.write_again(entries)
         except WriteFailedError as error:
-            _log.error("audit.own_events_failed", error=str(error), events=len(events))
-            verdicts = [Verdict.BUSY] * len(events)
-            self.become(healthy=False)
-        for event, verdict in zip(own, verdicts, strict=False):
-            if verdict is not Verdict.BUSY:
-                self._own.remove(event)
-        for tally, verdict in zip(tallies, verdicts[len(own) :], strict=True):
-            if verdict is Verdict.BUSY:
-                self._tallies.give_back(tally)
+            _log.error("audit.own_events_failed", error=error.told, events=len(events))
+            # What was written before its commit was heard of is there already.
+            there = error.is_duplicate and len(events) == 1
+            return events if there or (not error.outcome_known and self._writer.was_committed(error.ends)) else None
+        for event, verdict in zip(events, verdicts, strict=True):
+            if verdict is Verdict.GONE:
+                _log.error("audit.tenant_gone", tenant=event.tenant, verb=event.verb.value)
+        return [event for event, verdict in zip(events, verdicts, strict=True) if verdict is not Verdict.BUSY]
 
     def become(self, *, healthy: bool) -> None:
         """Note whether events can be written, and tell it when that has changed."""

@@ -158,12 +158,13 @@ class Skills:
 
         def judge(trace: Trace) -> Invoked:
             trace.arguments_hmac = hmac_of(trace.snapshot.state.arguments_key, arguments)
-            skill = self._admit(trace, run, name)
-            winner, ref = skill.winner, skill.ref
+            # First: malformed input leaves no event, so it must tell nothing of the name either.
             if len(skill_dir) > MAX_SKILL_DIR_LENGTH or not skill_dir.isprintable():
                 raise InvalidArgument(
                     "skill_dir", f"Must be printable text of at most {MAX_SKILL_DIR_LENGTH} characters."
                 )
+            skill = self._admit(trace, run, name)
+            winner, ref = skill.winner, skill.ref
             if expected_digest and expected_digest != winner.content_sha256:
                 raise SkillChanged(
                     f"The skill '{ref}' has changed; its digest is now {winner.content_sha256}.",
@@ -188,9 +189,9 @@ class Skills:
         """Return one resource file of a skill."""
 
         def judge(trace: Trace) -> ReadFile:
+            _check_path(path)
             skill = self._admit(trace, run, name)
             winner, ref = skill.winner, skill.ref
-            _check_path(path)
             trace.filter = path
             file = next((file for file in winner.files if file.path == path), None)
             if file is None:

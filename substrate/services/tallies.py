@@ -20,7 +20,6 @@ from substrate.services.call import Clock
 UNPROVEN_EVERY = timedelta(minutes=1)
 
 _MAX_PARTS = 8
-_MAX_TAKEN = 64
 
 
 class Kind(Enum):
@@ -45,13 +44,12 @@ class Tally:
         """How often it happened."""
         return self.parts.total()
 
-    def add(self, other: "Tally") -> None:
-        """Take in what `other` counted."""
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-        for part, count in other.parts.items():
-            # Whoever makes up keys must not fill the memory with their ids.
-            known = part in self.parts or len(self.parts) < _MAX_PARTS
-            self.parts[part if known else "others"] += count
+    def count_one(self, at: datetime, part: str) -> None:
+        """Count another one."""
+        self.last = at
+        # Whoever makes up keys must not fill the memory with their ids.
+        known = part in self.parts or len(self.parts) < _MAX_PARTS
+        self.parts[part if known else "others"] += 1
 
 
 class Tallies:
@@ -68,7 +66,13 @@ class Tallies:
     def count(self, kind: Kind, tenant: TenantId, part: str) -> bool:
         """Count one of `kind`; return whether it is the first since the last event about it."""
         now = self._clock.now()
-        return self._add(Tally(kind, tenant, now, now, Counter((part,))))
+        with self._lock:
+            known = self._counted.get((kind, tenant))
+            if known is None:
+                self._counted[kind, tenant] = Tally(kind, tenant, now, now, Counter((part,)))
+            else:
+                known.count_one(now, part)
+            return known is None
 
     def now(self) -> datetime:
         """Return the time by the clock that tallies are taken by."""
@@ -79,18 +83,11 @@ class Tallies:
         now = self._clock.now()
         with self._lock:
             self._not_before = {tenant: at for tenant, at in self._not_before.items() if at > now}
-            due = [key for key in self._counted if at_once or self._is_due(key)][:_MAX_TAKEN]
+            due = [key for key in self._counted if at_once or self._is_due(key)]
             for kind, tenant in due:
                 if kind is Kind.UNPROVEN:
                     self._not_before[tenant] = now + UNPROVEN_EVERY
             return [self._counted.pop(key) for key in due]
-
-    def give_back(self, tally: Tally) -> None:
-        """Count again what could not be recorded."""
-        self._add(tally)
-        if tally.kind is Kind.UNPROVEN:
-            with self._lock:
-                self._not_before.pop(tally.tenant, None)
 
     def seconds_to_wait(self) -> float | None:
         """Return in how many seconds something is to be recorded, 0 for now; None when nothing was counted."""
@@ -126,13 +123,3 @@ class Tallies:
 
     def _is_due(self, key: tuple[Kind, TenantId]) -> bool:
         return key[0] is Kind.LOST or key[1] not in self._not_before
-
-    def _add(self, tally: Tally) -> bool:
-        with self._lock:
-            key = (tally.kind, tally.tenant)
-            known = self._counted.get(key)
-            if known is None:
-                self._counted[key] = tally
-            else:
-                known.add(tally)
-            return known is None

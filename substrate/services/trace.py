@@ -103,10 +103,10 @@ class Trace:
         )
 
     def log(self, event: AuditEvent) -> None:
-        """Write one `skill.resolved` line at debug level for every name that was resolved."""
+        """Write one `skill.resolved` line at debug level for every name that was decided on."""
         if not debugging():
             return
-        if self.resolution is not None:
+        if self.resolution is not None or self.decision is not None:
             _log.debug("skill.resolved", **event.fields())
         for name, decision, resolution in self.resolved:
             candidates, winner = candidate_fields(resolution)

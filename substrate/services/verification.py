@@ -156,7 +156,7 @@ def _checked(tenant: TenantId, ends: Ends, opening: Opening, signed: Signed) -> 
             told = time.monotonic()
             yield Report(tenant, check.checked, first, last, check.held_against, check.last_held)
     fault = fault or check.end()
-    problem = fault.problem if fault else " ".join(signed.problems)
+    problem = fault.told if fault else " ".join(signed.problems)
     return Report(
         tenant,
         check.checked,

@@ -79,6 +79,7 @@ class WhoCan:
             for owner, skipped in self._tenants(call, subject, after_tenant, after_agent):
                 if read == MAX_TENANTS_READ:
                     # The last one that was read has been read to its end.
+                    trace.admitted = len(found)
                     return Page(found, page_token(f"{after_tenant} ~", *bound))
                 call.require_time()
                 read += 1
@@ -87,6 +88,7 @@ class WhoCan:
                     if row.agent <= skipped:
                         continue
                     if len(found) == limit:
+                        trace.admitted = limit
                         return Page(found, page_token(f"{found[-1].tenant} {found[-1].agent}", *bound))
                     found.append(row)
             trace.admitted = len(found)
@@ -136,11 +138,16 @@ def _access(read: _Tenant, agent: Agent, name: SkillName) -> AgentAccess:
     why = message if len(message) <= _SHOWN else f"{message[:_SHOWN]}..."
     can_author = decided.allowed and not locked and has_key and state.suspended is None
     can = [verb for verb, holds in (("list", not reason), ("invoke", not reason), ("author", can_author)) if holds]
-    words = [f"It can {_listed(can)} it; {_entry_words(decision)}."] if can else [f"{why} ({_entry_words(decision)})"]
+    words = (
+        [f"It can {_listed(can)} it; {_entry_words(decision)}."]
+        if can
+        else [f"{why.rstrip('.')}: {_entry_words(decision)}."]
+    )
     if can and reason:
         words.append(f"It cannot invoke it: {why}")
-    if decided.allowed and state.suspended is None and not can_author:
-        words.append("Nobody authors it, since it is locked." if locked else "No author key is bound to the agent.")
+    if can and not can_author:
+        because = "it is locked" if locked else "no author's key is bound to it"
+        words.append(f"It cannot author it, since {because}.")
     return AgentAccess(
         state.tenant, agent.name, agent.origin, not reason, can_author, decision, reason, " ".join(words)
     )

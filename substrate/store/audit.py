@@ -12,7 +12,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DBAPIError
 
-from substrate.domain.audit import AuditEvent, chain_hash
+from substrate.domain.audit import AuditEvent, KeptInput, chain_hash
 from substrate.domain.errors import AuditUnavailable
 from substrate.domain.names import TenantId
 from substrate.store.tables import audit_events, audit_inputs, chain_heads
@@ -57,6 +57,16 @@ def row_of(event: AuditEvent, sequence: int, previous: bytes) -> dict[str, Any]:
     }
 
 
+def keep(connection: Connection, tenant: TenantId, kept: KeptInput) -> None:
+    """Keep what decisions are made from, unless it is kept already."""
+    known = select(audit_inputs.c.sha256).where(
+        audit_inputs.c.tenant_id == tenant, audit_inputs.c.sha256 == kept.sha256
+    )
+    if connection.execute(known).first() is None:
+        values = {"tenant_id": tenant, "sha256": kept.sha256, "content": kept.content}
+        connection.execute(upsert(audit_inputs).values(values).on_conflict_do_nothing())
+
+
 def append(connection: Connection, event: AuditEvent) -> None:
     """Append `event` in the caller's transaction; call it last, since it holds the tenant's chain head until the end.
 
@@ -73,8 +83,7 @@ def append(connection: Connection, event: AuditEvent) -> None:
             raise AuditUnavailable(f"The tenant '{event.tenant}' has no audit chain.")
         row = row_of(event, head.sequence + 1, bytes(head.hash))
         for kept in event.inputs:
-            values = {"tenant_id": event.tenant, "sha256": kept.sha256, "content": kept.content}
-            connection.execute(upsert(audit_inputs).values(values).on_conflict_do_nothing())
+            keep(connection, event.tenant, kept)
         connection.execute(insert(audit_events).values(**row))
         connection.execute(update(chain_heads).where(this_head).values(sequence=row["sequence"], hash=row["hash"]))
     except DBAPIError as error:

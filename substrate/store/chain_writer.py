@@ -12,7 +12,13 @@ from enum import Enum
 from typing import Any
 
 import psycopg
-from psycopg.errors import AdminShutdown, CrashShutdown, IdleInTransactionSessionTimeout, LockNotAvailable
+from psycopg.errors import (
+    AdminShutdown,
+    CrashShutdown,
+    IdleInTransactionSessionTimeout,
+    LockNotAvailable,
+    UniqueViolation,
+)
 from sqlalchemy.engine import make_url
 
 from substrate.domain.audit import GENESIS_HASH, AuditEvent
@@ -93,6 +99,9 @@ class WriteFailedError(Exception):
         # An error that the database reports itself undoes the transaction; without one the connection was lost.
         self.outcome_known = error.sqlstate is not None and not isinstance(error, _ENDED)
         self.ends = ends
+        self.is_duplicate = isinstance(error, UniqueViolation)
+        # Its own text may quote a row.
+        self.told = f"{type(error).__name__} {error.sqlstate or ''}".strip()
 
 
 class NothingWrittenError(WriteFailedError):
@@ -109,6 +118,7 @@ class Verdict(Enum):
     CURRENT = "current"
     STALE = "stale"
     BUSY = "busy"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +153,10 @@ class ChainWriter:
         """Settle `entries` in one READ COMMITTED transaction and return a verdict for each.
 
         BUSY means that somebody held the tenant's chain head for longer than the lock timeout: nothing was written for
-        that tenant, and the call may be put again. Raises NothingWrittenError or WriteFailedError.
+        that tenant, and the call may be put again. GONE means that the tenant has no chain, as when an older copy of
+        the database has taken its place. Raises NothingWrittenError or WriteFailedError.
         """
+        self._moving = {}
         tenants = sorted({entry.tenant for entry in entries})
         try:
             pipeline = self._connected()
@@ -168,6 +180,13 @@ class ChainWriter:
         except psycopg.Error as error:
             self._undo(error)
             raise WriteFailedError(error, self._moving) from error
+
+    def write_again(self, entries: Sequence[Entry]) -> list[Verdict]:
+        """As `write`, once more when nothing was written: the connection may only have been lost while idle."""
+        try:
+            return self.write(entries)
+        except NothingWrittenError:
+            return self.write(entries)
 
     def was_committed(self, ends: Mapping[TenantId, tuple[int, bytes]]) -> bool | None:
         """Return whether the batch that would have left `ends` was committed; None when that cannot be told.
@@ -223,7 +242,7 @@ class ChainWriter:
             elif is_stale:
                 verdicts.append(Verdict.STALE)
             elif entry.event is not None and entry.tenant not in heads:
-                raise psycopg.DataError(f"The tenant {entry.tenant} has no chain for the event of a call.")
+                verdicts.append(Verdict.GONE)
             else:
                 verdicts.append(Verdict.CURRENT)
                 if entry.event is not None:

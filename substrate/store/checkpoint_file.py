@@ -8,17 +8,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from substrate.domain.checkpoints import FIRST_PREVIOUS, Checkpoint, Reading, Signed, digest_of, parse_line, signed_line
 from substrate.domain.errors import InvalidConfig
 
+_log = structlog.get_logger("substrate")
+
 
 class Latest(NamedTuple):
-    """The last that was signed of a chain, and when."""
+    """The last that was signed of a chain."""
 
-    sequence: int
-    time: datetime
+    checkpoint: Checkpoint
+
+    @property
+    def sequence(self) -> int:
+        """The number of the event that it was signed of."""
+        return self.checkpoint.point.sequence
+
+    @property
+    def time(self) -> datetime:
+        """When that was."""
+        return self.checkpoint.time
 
 
 def read_checkpoints(path: Path, key: Ed25519PublicKey, tenant: str | None = None) -> Signed:
@@ -48,6 +60,7 @@ class CheckpointFile:
         self._number = 0
         self._digest = FIRST_PREVIOUS
         self._latest: dict[str, Latest] = {}
+        self._lost: dict[str, Latest] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._locked():
@@ -72,7 +85,9 @@ class CheckpointFile:
             self._catch_up(file)
             lines = []
             number, digest = self._number, self._digest
-            for checkpoint in due(self._latest):
+            # What this process has seen signed holds in a file that has taken the place of the first too.
+            lost = [seen.checkpoint for tenant, seen in self._lost.items() if tenant not in self._latest]
+            for checkpoint in (*lost, *due({**self._lost, **self._latest})):
                 number += 1
                 line = signed_line(checkpoint, number, digest, self._key)
                 digest = digest_of(line)
@@ -80,6 +95,7 @@ class CheckpointFile:
             if lines:
                 self._write(file, b"".join(lines))
                 self._catch_up(file)
+                self._lost.clear()
             return len(lines)
 
     @contextmanager
@@ -97,6 +113,9 @@ class CheckpointFile:
         found = os.fstat(file)
         place = (found.st_dev, found.st_ino)
         if place != self._place or found.st_size < self._end:
+            if self._latest:
+                _log.error("checkpoints.replaced", file=str(self._path), lines=self._number)
+            self._lost |= self._latest
             self._place, self._end, self._number, self._digest = place, 0, 0, FIRST_PREVIOUS
             self._latest.clear()
         with open(file, "rb", closefd=False) as reader:
@@ -121,7 +140,7 @@ class CheckpointFile:
         before = self._latest.get(tenant)
         # The start of a chain, and what another server signs late, lie further back.
         if before is None or sequence > before.sequence:
-            self._latest[tenant] = Latest(sequence, line.checkpoint.time)
+            self._latest[tenant] = Latest(line.checkpoint)
 
     def _write(self, file: int, content: bytes) -> None:
         try:

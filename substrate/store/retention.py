@@ -5,12 +5,13 @@ operators' role, which it may take since it can give it to others, and which it 
 """
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable
 from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.engine import make_url
@@ -27,6 +28,8 @@ from substrate.store.tables import audit_starts
 MAX_STRAGGLERS = 10_000
 
 _OPERATOR = DatabaseRole.OPERATOR.value
+_ATTEMPTS = 60
+_PAUSE_SECONDS = 0.2
 _RANGE = re.compile(r"FOR VALUES FROM \('(\d{4}-\d\d-\d\d) 00:00:00\+00'\) TO \('(\d{4}-\d\d-\d\d) 00:00:00\+00'\)")
 _PARTITIONS = text(
     "SELECT child.relname, pg_get_expr(child.relpartbound, child.oid) FROM pg_inherits"
@@ -118,12 +121,34 @@ class OwnedAudit:
             with _as_operator(connection):
                 dropped = _dropped(connection, month)
             _put_starts(connection, dropped, now)
-            # The head of a chain is locked before the table of events, as by all who write.
-            with _as_operator(connection):
-                append(connection, event_of(dropped))
+            _record(connection, event_of(dropped))
             connection.execute(text(f"DROP TABLE {quoted}"))
             sign(dropped)
             return dropped
+
+
+def _record(connection: Connection, event: AuditEvent) -> None:
+    """Append `event`, and lock the table of events for the drop.
+
+    Whoever waits for that lock keeps all others from writing events. So it is asked for in short, as often as it takes,
+    and given up together with the head of the chain, which is locked before it as by all who write. Raises
+    StoreUnavailable when somebody reads all along.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            with connection.begin_nested():
+                with _as_operator(connection):
+                    append(connection, event)
+                connection.execute(text("SET LOCAL lock_timeout = '40ms'"))
+                connection.execute(text("LOCK TABLE audit_events IN ACCESS EXCLUSIVE MODE"))
+        except DBAPIError as error:
+            if not isinstance(error.orig, LockNotAvailable):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            connection.execute(text("SET LOCAL lock_timeout = '10s'"))
+            return
+    raise StoreUnavailable("Somebody reads the audit all along, so nothing was dropped; try again when it is quiet.")
 
 
 @contextmanager

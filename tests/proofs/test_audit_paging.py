@@ -112,7 +112,6 @@ class Writers:
                     self.be_overtaken()
                     audit.append(connection, event)
 
-
     def be_overtaken(self) -> None:
         """Wait until others have committed so many batches, or there are no others."""
         with self.moved:

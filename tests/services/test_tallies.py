@@ -47,18 +47,6 @@ def test_lost_events_are_due_at_once_as_one_event_a_tenant_with_their_causes() -
     assert tallies.take() == []
 
 
-def test_what_could_not_be_recorded_is_counted_again_with_what_came_since() -> None:
-    clock = Clock()
-    tallies = Tallies(clock, "s-1")
-    tallies.count(Kind.LOST, ACME, "busy")
-    (taken,) = tallies.take()
-    clock.at += timedelta(seconds=1)
-    tallies.count(Kind.LOST, ACME, "busy")
-    tallies.give_back(taken)
-    (again,) = tallies.take()
-    assert (again.count, again.last - again.first) == (2, timedelta(seconds=1))
-
-
 def test_unproven_calls_are_recorded_at_once_and_then_once_a_minute_with_their_number() -> None:
     clock = Clock()
     tallies = Tallies(clock, "s-1")

@@ -66,7 +66,6 @@ GRANTS: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {
         "chain_heads": {"SELECT": EVERY_COLUMN, "UPDATE": ("hash", "sequence")},
         "audit_events": {"INSERT": EVERY_COLUMN},
         "audit_inputs": {"INSERT": EVERY_COLUMN},
-        "audit_starts": {"SELECT": EVERY_COLUMN},
     },
     "substrate_operator": {
         "deployment": {"SELECT": EVERY_COLUMN},
