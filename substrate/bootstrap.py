@@ -106,9 +106,12 @@ class App:
     clock: SystemClock
     name: str
 
-    def replace_static(self, static: StaticState) -> None:
-        """Let every later call see `static`, and record that."""
+    def prepare_static(self, static: StaticState) -> None:
+        """Do what takes time before `static` can be served."""
         keep_static(self.database, static)
+
+    def replace_static(self, static: StaticState) -> None:
+        """Let every later call see `static`, which was prepared, and record that."""
         self.writer.announce(load_event(self.clock, self.name, static, self.snapshots.static))
         self.snapshots.replace_static(static)
         self.metrics.static_skills(len(static.catalog.resolutions))
@@ -217,6 +220,7 @@ def reload_static(app: App, config: Path | None) -> bool:
         refuse_reload(app.snapshots.static, error)
         return False
     report(static)
+    app.prepare_static(static)
     app.replace_static(static)
     freeze()
     _log.info("reload.done", static_digest=static.digest)

@@ -7,7 +7,7 @@ parent says if it serves that digest too; so no worker ever answers from other f
 standard input ends has lost its parent and stops.
 
 A reload happens in two steps: on ``prepare <n>`` all read the new files and say ``prepared <n> <digest>`` or
-``refused <n>``, and only when all have the same digest do they ``switch <n>``; else they ``drop <n>``.
+``refused <n>``, and only when all have the same digest do they ``switch``, and say ``switched``; else they ``drop``.
 
 A worker that ends by itself is replaced. While the files on disk are not those that are served, that cannot succeed; it
 is tried again with growing delays, and the other workers go on.
@@ -77,6 +77,7 @@ class Supervisor:
     workers: list[Worker] = field(default_factory=list)
     _reload: int = 0
     _wanted: StaticState | None = None
+    _switching: set[Worker] = field(default_factory=set)
     _delay: float = FIRST_DELAY_SECONDS
     _announced: bool = False
     _reload_due: bool = False
@@ -129,6 +130,8 @@ class Supervisor:
             case ["prepared" | "refused", number, *digest] if number == str(self._reload):
                 worker.answer = digest[0] if digest else "refused"
                 self._finish_reload()
+            case ["switched"]:
+                self._switched(worker)
 
     def _prepare(self) -> None:
         """First step of a reload: the parent reads the files, and if they are good, all workers do."""
@@ -151,14 +154,22 @@ class Supervisor:
             return
         self._wanted = None
         agreed = all(worker.answer == wanted.digest for worker in serving)
-        for worker in serving:
-            worker.tell(f"{'switch' if agreed else 'drop'} {self._reload}")
         if agreed:
             report(wanted)
             self.static = wanted
-            _log.info("reload.done", static_digest=wanted.digest, workers=len(serving))
+            self._switching = set(serving)
         else:
             _log.error("reload.refused", kept=self.static.digest, hint="The files changed while they were read.")
+        for worker in serving:
+            worker.tell("switch" if agreed else "drop")
+
+    def _switched(self, worker: Worker) -> None:
+        """Note that `worker` serves the new files, or has ended; the reload is done when none is left that did not."""
+        if worker in self._switching:
+            self._switching.remove(worker)
+            if not self._switching:
+                serving = sum(other.is_open for other in self.workers)
+                _log.info("reload.done", static_digest=self.static.digest, workers=serving)
 
     def _spawn(self) -> None:
         process = subprocess.Popen(
@@ -187,6 +198,7 @@ class Supervisor:
         _log.error("worker.ended", pid=worker.process.pid, code=worker.process.returncode)
         if not self._announced:
             return False
+        self._switched(worker)
         self._finish_reload()
         if worker.is_open:
             self._spawn()
@@ -236,14 +248,16 @@ def run_worker(app: App, settings: Settings, events: "queue.SimpleQueue[object]"
             case ["prepare", str(number)]:
                 try:
                     prepared = load_static(settings.config)
+                    app.prepare_static(prepared)
                     _say("prepared", number, prepared.digest)
                 except InvalidConfig:
                     _say("refused", number)
-            case ["switch", _] if prepared is not None:
+            case ["switch"] if prepared is not None:
                 app.replace_static(prepared)
                 prepared = None
+                _say("switched")
                 freeze()
-            case ["drop", _]:
+            case ["drop"]:
                 prepared = None
 
 

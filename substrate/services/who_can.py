@@ -141,7 +141,7 @@ def _access(read: _Tenant, agent: Agent, name: SkillName) -> AgentAccess:
     words = (
         [f"It can {_listed(can)} it; {_entry_words(decision)}."]
         if can
-        else [f"{why.rstrip('.')}: {_entry_words(decision)}."]
+        else [f"{why.rstrip('.')}{';' if decided.allowed else ':'} {_entry_words(decision)}."]
     )
     if can and reason:
         words.append(f"It cannot invoke it: {why}")
