@@ -168,7 +168,8 @@ class AuditWriter:
         while open_for_more or waiting:
             batch, open_for_more = self._next_batch(waiting, open_for_more=open_for_more)
             if batch:
-                waiting = self._settle(batch) + [ticket for ticket in waiting if ticket not in batch]
+                # At the end, so that those of all tenants take turns.
+                waiting = [ticket for ticket in waiting if ticket not in batch] + self._settle(batch)
                 self._watch.audit_queue(self._queue.qsize() + len(waiting))
             try:
                 self._own.attend(last=not open_for_more and not waiting)
@@ -278,7 +279,7 @@ class AuditWriter:
                 ticket.refuse()
                 continue
             # A call that did not wait for this was refused, and has lost nothing.
-            answered = verdict is Verdict.CURRENT and not ticket.abandoned
+            answered = verdict is Verdict.CURRENT and not (ticket.abandoned or ticket.call.cancelled)
             if answered and ticket.entry.event is not None and cause is not None:
                 self._lost(ticket.entry.tenant, cause)
             ticket.finish(verdict)

@@ -73,8 +73,8 @@ class Checkpointer:
         def due(latest: Mapping[str, Latest]) -> Iterator[Checkpoint]:
             return self._due(heads, latest, last=last)
 
-        # The file's lock, and its disk, are not troubled while nothing is due.
-        if self._known_file and next(due(self._file.latest), None) is None:
+        # The file's lock, and its disk, are not troubled while nothing is due; in the end it must be there.
+        if self._known_file and not last and next(due(self._file.latest), None) is None:
             return 0
         signed = self._file.append(due)
         self._known_file = True

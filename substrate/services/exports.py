@@ -1,7 +1,7 @@
 """Verification of exported events, with neither a server nor a database."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from substrate.domain.chain import ChainCheck, ChainRow, Ends, Fault, Start
@@ -37,9 +37,8 @@ def verify_export(lines: Iterable[bytes], signed: Signed, *, whole: bool = False
             chain.fault = chain.check.add([row])
             chain.last = max(chain.last, row.sequence)
     reports = [_report(tenant, chain, signed) for tenant, chain in chains.items()]
-    missing = sorted(signed.checkpoints.keys() - chains.keys()) if whole else []
-    problem = "There is no event of this tenant, and checkpoints were signed of its chain."
-    return reports + [Report(tenant, 0, 1, 0, done=True, first_bad=1, problem=problem) for tenant in missing]
+    absent = sorted(signed.checkpoints.keys() - chains.keys()) if whole else []
+    return reports + [report for tenant in absent for report in _missing(tenant, signed)]
 
 
 def _report(tenant: str, chain: _Chain, signed: Signed) -> Report:
@@ -55,6 +54,16 @@ def _report(tenant: str, chain: _Chain, signed: Signed) -> Report:
         first_bad=fault.sequence if fault else 0,
         problem=fault.told if fault else " ".join(signed.problems),
     )
+
+
+def _missing(tenant: str, signed: Signed) -> Iterator[Report]:
+    """Yield a report about a tenant of which there is no event, unless all that was signed of it has been dropped."""
+    start = (signed.starts(tenant) or [Start()])[-1]
+    begin = start.point.sequence
+    if start.stragglers or any(point.sequence > begin for point in signed.points(tenant)):
+        problem = "There is no event of this tenant, and checkpoints were signed of its chain."
+        first_bad = min(start.stragglers, default=begin + 1)
+        yield Report(tenant, 0, begin + 1, begin, done=True, first_bad=first_bad, problem=problem)
 
 
 def _start_of(first: ChainRow, signed: Signed) -> Start:

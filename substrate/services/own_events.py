@@ -111,14 +111,12 @@ class OwnEvents:
         """Write some of the own events; return whether that got further."""
         events = [self._own[index] for index in range(min(len(self._own), _AT_ONCE))]
         done = self._written(events)
-        if done is None and len(events) > 1:
-            # One of them may be what keeps all from being written.
-            done = [event for event in events if self._written([event])]
-        for event in done or ():
-            self._own.remove(event)
-        if not done:
-            # Whether that is the event's fault or the audit's decides whether calls can be answered.
+        if done is None:
+            # Whether that is the fault of one of them or the audit's decides whether calls can be answered.
             self._probe()
+            done = [event for event in events if self._written([event])] if self.healthy else []
+        for event in done:
+            self._own.remove(event)
         return bool(done)
 
     def _written(self, events: list[AuditEvent]) -> list[AuditEvent] | None:

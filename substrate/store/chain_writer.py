@@ -6,7 +6,7 @@ nothing else costs the server so little for each event.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -176,7 +176,9 @@ class ChainWriter:
                 entry.check and (revisions.get(entry.tenant) != entry.revision or self._is_foreign(entry))
                 for entry in entries
             ]
-            return self._settle(pipeline, entries, heads, revisions, stale)
+            # Of a single tenant the lock was waited for; it has no chain when none was found.
+            held = revisions.keys() - heads.keys() if len(tenants) > 1 else set()
+            return self._settle(pipeline, entries, heads, held, stale)
         except psycopg.Error as error:
             self._undo(error)
             raise WriteFailedError(error, self._moving) from error
@@ -230,14 +232,14 @@ class ChainWriter:
         pipeline: Pipeline,
         entries: Sequence[Entry],
         heads: dict[TenantId, tuple[int, bytes]],
-        revisions: dict[str, int],
+        held: Set[str],
         stale: Sequence[bool],
     ) -> list[Verdict]:
         """Insert the events of the calls that are not stale, with what they were decided from, and commit."""
         verdicts = []
         written = []
         for entry, is_stale in zip(entries, stale, strict=True):
-            if entry.tenant not in heads and entry.tenant in revisions:
+            if entry.tenant in held:
                 verdicts.append(Verdict.BUSY)
             elif is_stale:
                 verdicts.append(Verdict.STALE)

@@ -86,8 +86,9 @@ class CheckpointFile:
             lines = []
             number, digest = self._number, self._digest
             # What this process has seen signed holds in a file that has taken the place of the first too.
-            lost = [seen.checkpoint for tenant, seen in self._lost.items() if tenant not in self._latest]
-            for checkpoint in (*lost, *due({**self._lost, **self._latest})):
+            known = _latest_of(self._latest, self._lost)
+            lost = [seen.checkpoint for tenant, seen in known.items() if seen is not self._latest.get(tenant)]
+            for checkpoint in (*lost, *due(known)):
                 number += 1
                 line = signed_line(checkpoint, number, digest, self._key)
                 digest = digest_of(line)
@@ -115,7 +116,7 @@ class CheckpointFile:
         if place != self._place or found.st_size < self._end:
             if self._latest:
                 _log.error("checkpoints.replaced", file=str(self._path), lines=self._number)
-            self._lost |= self._latest
+            self._lost = _latest_of(self._latest, self._lost)
             self._place, self._end, self._number, self._digest = place, 0, 0, FIRST_PREVIOUS
             self._latest.clear()
         with open(file, "rb", closefd=False) as reader:
@@ -152,3 +153,9 @@ class CheckpointFile:
         except OSError:
             os.ftruncate(file, self._end)
             raise
+
+
+def _latest_of(one: Mapping[str, Latest], other: Mapping[str, Latest]) -> dict[str, Latest]:
+    """Return what was signed last of each tenant's chain, by either."""
+    later = {tenant: seen for tenant, seen in other.items() if tenant not in one or seen.sequence > one[tenant].sequence}
+    return {**one, **later}

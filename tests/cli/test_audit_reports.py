@@ -25,20 +25,24 @@ def test_who_can_shows_every_agent_with_the_deciding_entry(
     assert found["doc-manager"][:5] == [tenant.name, "doc-manager", "list,invoke", "0:doc/*", "-"]
     assert found["helper"][2:5] == ["-", "1:-doc/query", "SKILL_NOT_PERMITTED"]
     assert found["mine"][2:5] == ["-", "unlisted", "SKILL_NOT_PERMITTED"]
-    assert "(entry 1 '-doc/query' denies it)" in printed.text
+    assert "Its allowlist does not admit the name: entry 1 '-doc/query' denies it.\n" in printed.text
     one = operator.ok("audit", "who-can", "doc/query", "--tenant", tenant.name)
     assert one.out == printed.out
     for conditions in ((), ("--tenant", "all")):
         short = operator.ok("audit", "who-can", "doc/query", *conditions, "--limit", "2")
         assert len(short.rows) == 2
-        assert short.err == "At most 2 rows are shown; --limit 0 shows all.\n"
+        assert short.err == "There may be more than the 2 that are shown; --limit 0 shows all.\n"
     told = author.ok("audit", "who-can", "doc/query", "--json").json
     assert {row["agent"] for row in told["agents"]} == set(found)
     author.refused("INVALID_NAME", "audit", "who-can", "../etc")
 
 
 def test_history_tells_who_changed_what(author: CommandLine, operator: CommandLine, tenant: TestTenant) -> None:
-    assert author.ok("audit", "history", "own/x").err == "Nothing has changed what the name stands for in that time.\n"
+    nothing = author.ok("audit", "history", "own/x")
+    assert nothing.out == b""
+    assert nothing.err == (
+        "Nothing has changed what the name stands for in that time; `audit explain` says what that is.\n"
+    )
     tenant.author.call("SkillDefService.CreateSkillDef", name="own/x", source=skill_md("x"))
     changed(tenant.author, "SkillDefService.SetSkillDisabled", name="own/x", disabled=True, reason="Why\x1b[31m.")
     printed = author.ok("audit", "history", "own/x")
@@ -64,7 +68,7 @@ def test_usage_counts_and_names_what_was_not_used(
     assert cells(printed.text, "doc/query")[:-1] == ["doc/query", "bundle", "-", "doc-manager", "allowed", "-", "2"]
     denied = ["writing/linkedin-post", "-", "-", "doc-manager", "refused", "SKILL_NOT_PERMITTED", "1"]
     assert cells(printed.text, "writing/linkedin-post")[:-1] == denied
-    never = printed.text.partition("NEVER INVOKED\n")[2].split()
+    never = printed.text.partition("NEVER INVOKED WITH SUCCESS\n")[2].split()
     assert "own/idle" in never
     assert "writing/linkedin-post" in never
     assert "doc/query" not in never

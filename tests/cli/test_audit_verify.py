@@ -10,6 +10,7 @@ from substrate.store.signing_keys import made_signing_key
 from tests.cli.commands import CommandLine
 from tests.processes import client, open_folder, own_cluster, serving
 from tests.servers import Cluster
+from tests.store.chain import events
 from tests.store.owner import change, connect, rows
 from tests.store.tampering import Signing, rehash, signing
 
@@ -59,10 +60,11 @@ def test_verify_tells_people_what_is_wrong_and_scripts_by_its_exit_code(
     ((chain),) = own["chains"]
     assert (chain["tenant"], chain["intact"], chain["checked_count"]) == (tenant, True, 13)
     change(signed.cluster, "UPDATE audit_events SET event = event || ' ' WHERE tenant_id = %s AND sequence = 6", tenant)
+    event_id = events(signed.cluster, tenant)[5]["id"]
     bad = operator("audit", "verify", "--tenant", tenant)
     assert bad.code == 1
     assert bad.text == (
-        f"{tenant}: NOT INTACT; first bad event 6: The hash of event 6 is not that of its text."
+        f"{tenant}: NOT INTACT; first bad event 6: The hash of event 6 is not that of its text. Its id is {event_id}."
         " (5 events checked; held against 1 checkpoint, the last of event 4)\n"
     )
     machine = operator("audit", "verify", "--tenant", tenant, "--json")
@@ -111,6 +113,22 @@ def test_an_export_is_verified_without_a_server(command: CommandLine, signed: Si
     unheld = command.ok("audit", "verify", "--file", str(file))
     assert "held against 0 checkpoints" in unheld.text
     assert "Without --checkpoints" in unheld.err
+
+
+def test_an_export_of_all_tenants_must_hold_every_chain_that_was_signed(
+    command: CommandLine, signed: Signing, tmp_path: Path
+) -> None:
+    kept, lost = signed.used(2, 3).name, signed.used(2, 3).name
+    file = tmp_path / "export.jsonl"
+    export(signed.cluster, file, kept)
+    key = signed.key.with_suffix(".pub.pem")
+    arguments = ("audit", "verify", "--file", str(file), "--checkpoints", str(signed.file), "--public-key", str(key))
+    assert [row.split(":")[0] for row in command.ok(*arguments).text.splitlines()] == [kept]
+    told = command(*arguments, "--tenant", "all")
+    assert told.code == 1
+    assert f"{kept}: intact; 3 events" in told.text
+    problem = "There is no event of this tenant, and checkpoints were signed of its chain."
+    assert f"{lost}: NOT INTACT; first bad event 1: {problem} (0 events checked;" in told.text
 
 
 def test_an_export_that_is_none_is_refused(command: CommandLine, signed: Signing, tmp_path: Path) -> None:

@@ -157,9 +157,18 @@ def test_the_hash_is_sha256_of_the_documented_bytes(previous: bytes, sequence: i
 
 
 def test_a_cancelled_call_is_the_same_event_with_another_end() -> None:
-    cancelled = FULL.cancelled()
+    answered = replace(FULL, reason="")
+    cancelled = answered.cancelled()
     assert json.loads(cancelled.text()) == {**json.loads(FULL_TEXT), "outcome": "CANCELLED", "reason": "CANCELLED"}
-    assert FULL.outcome is EventOutcome.ALLOWED
+    assert answered.outcome is EventOutcome.ALLOWED
+    assert cancelled.cancelled() == cancelled
+
+
+def test_a_refusal_that_nobody_waited_for_keeps_its_reason() -> None:
+    refusal = replace(FULL, outcome=EventOutcome.REFUSED)
+    cancelled = refusal.cancelled()
+    assert cancelled == replace(refusal, outcome=EventOutcome.CANCELLED)
+    assert cancelled.reason == "SKILL_QUARANTINED"
     assert cancelled.cancelled() == cancelled
 
 

@@ -11,6 +11,7 @@ import pytest
 from substrate.domain.chain import COLUMNS
 from substrate.store.signing_keys import made_signing_key
 from tests.servers import Cluster, TestTenant
+from tests.store.chain import events
 from tests.store.owner import connect
 from tests.store.tampering import Owner, Signing, copy_event, move_head, rehash, signing, verified
 
@@ -169,7 +170,8 @@ def test_a_column_that_does_not_say_what_the_text_says_is_found(signed: Signing,
         change(f"{column} = {value}", 6)(owner, tenant.name)
     found = verified(signed.server.operator(), tenant.name)[tenant.name]
     assert (found.intact, found.first_bad_sequence) == (False, 6)
-    assert found.problem == f"The column {column} of event 6 is not what its text says."
+    event_id = events(signed.cluster, tenant.name)[5]["id"]
+    assert found.problem == f"The column {column} of event 6 is not what its text says. Its id is {event_id}."
 
 
 @pytest.mark.parametrize("moment", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
@@ -178,7 +180,8 @@ def test_a_time_that_is_none_is_found(signed: Signing, moment: str) -> None:
     with connect(signed.cluster) as owner:
         change(f"occurred_at = '{moment}'", 6)(owner, tenant.name)
     found = verified(signed.server.operator(), tenant.name)[tenant.name]
-    assert found.problem == "The column occurred_at of event 6 is not what its text says."
+    event_id = events(signed.cluster, tenant.name)[5]["id"]
+    assert found.problem == f"The column occurred_at of event 6 is not what its text says. Its id is {event_id}."
 
 
 def test_an_event_of_another_tenant_is_found_in_both_chains(signed: Signing, other: TestTenant) -> None:
@@ -193,7 +196,9 @@ def test_an_event_of_another_tenant_is_found_in_both_chains(signed: Signing, oth
     lost = verified(operator, tenant.name)[tenant.name]
     assert (lost.first_bad_sequence, lost.problem) == (6, "Event 6 is missing.")
     taken = verified(operator, thief.name)[thief.name]
-    assert (taken.first_bad_sequence, taken.problem) == (13, "The text of event 13 is of another tenant's event.")
+    event_id = events(signed.cluster, thief.name)[12]["id"]
+    assert taken.first_bad_sequence == 13
+    assert taken.problem == f"The text of event 13 is of another tenant's event. Its id is {event_id}."
     assert verified(operator, other.name)[other.name].intact
 
 

@@ -41,7 +41,9 @@ def test_it_says_who_wrote_and_who_approved_it_and_how_to_undo_that(guarded: Run
     assert made.decision_id in lines[2]
     assert lines[3].startswith("Approved (promoted) by bob at ")
     assert promoted.decision_id in lines[3]
-    assert "      substrate skilldef retire doc/a" in lines
+    assert "      substrate skilldef retire doc/a --key KEY" in lines
+    theirs = ada.call(EXPLAIN, name=NAME, agent="docs").text.splitlines()
+    assert "      substrate skilldef retire doc/a" in theirs
     differences = {each.field: (each.winner, each.loser) for each in told.differences}
     assert differences["allowed-tools"] == ("none", '["Read","Write"]')
     assert differences["body"] == ("1 line, +1 -1 lines", "1 line")

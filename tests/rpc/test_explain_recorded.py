@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from substrate.api.v1.audit_pb2 import Cause
+from substrate.api.v1.audit_pb2 import Cause, Outcome
 from substrate.bootstrap import reload_static
 from substrate.domain.identity import Role
 from substrate.domain.names import PLATFORM_TENANT
 from substrate.rpc.client import Client
+from substrate.services import audit_writer
 from tests.rpc.explained import EXPLAIN, INVOKE, NAME, UNKNOWN, authored, change, write_parts
+from tests.rpc.test_server import until
 from tests.servers import Cluster, RunningServer, running_server
 from tests.skills import add_version, changed, refused, skill_md
 from tests.store import owner
@@ -162,6 +164,27 @@ def test_a_call_that_failed_later_was_decided_all_the_same(guarded: RunningServe
     told = tenant.author.call(EXPLAIN, recorded=failed.metadata["decision_id"])
     assert (told.replays, told.reason) == (True, "SKILL_FILE_NOT_FOUND")
     assert "is no part of the decision" in told.text
+
+
+def test_a_denial_that_nobody_waited_for_is_found_and_made_again(
+    cluster: Cluster, guarded: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However busy the machine is, the caller must be the first to give up.
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
+    tenant, other = guarded.tenant(), guarded.tenant()
+    client = guarded.client(guarded.key(tenant.name, Role.RUNTIME), timeout=1.5)
+    with owner.held_chain(cluster, tenant.name):
+        assert refused(client, INVOKE, agent="docs", name="doc/denied").code == "DEADLINE_EXCEEDED"
+        until(lambda: guarded.app.server.held == 0)
+        # The batch of this one has looked at the other call again, and at how it has ended.
+        other.runtime.call(INVOKE, agent="docs", name=NAME)
+    owner.wait_until(cluster, "SELECT count(*) = 1 FROM audit_events WHERE tenant_id = %s", tenant.name)
+    (event,) = tenant.author.call("AuditService.QueryAuditEvents", denied_only=True).events
+    assert (event.outcome, event.reason) == (Outcome.OUTCOME_CANCELLED, "SKILL_NOT_PERMITTED")
+    told = tenant.author.call(EXPLAIN, recorded=event.id)
+    assert (told.replays, list(told.replay_problems), told.would_succeed) == (True, [], False)
+    assert (told.reason, told.cause, told.decision.entry) == ("SKILL_NOT_PERMITTED", Cause.CAUSE_DENIED, "-doc/denied")
+    assert "ended as SKILL_NOT_PERMITTED" in told.text.splitlines()[0]
 
 
 def recorded_refused(client: Client, decision_id: str, **fields: Any) -> tuple[str, str]:

@@ -1,13 +1,15 @@
 """Who may make runtime calls, and as which agent."""
 
+import json
 from typing import Any
 
 import pytest
 
 from substrate.domain.identity import Role
-from substrate.rpc.client import Client
-from tests.servers import TestTenant
+from substrate.rpc.client import CallFailed, Client
+from tests.servers import Cluster, TestTenant
 from tests.skills import refused, skill_md
+from tests.store.chain import events
 
 RUNTIME_CALLS: list[tuple[str, dict[str, Any]]] = [
     ("SkillService.PrepareRun", {}),
@@ -145,3 +147,37 @@ def test_a_refusal_says_nothing_about_what_exists(tenant: TestTenant) -> None:
             bare = name.partition("@")[0]
             shown.add((failed.code, failed.reason, failed.message.replace(bare, "*"), *sorted(failed.metadata)))
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "malformed"),
+    [
+        ("InvokeSkill", {"skill_dir": "a\nb"}),
+        ("InvokeSkill", {"skill_dir": "a" * 513}),
+        ("ReadSkillFile", {"path": ""}),
+        ("ReadSkillFile", {"path": "../SKILL.md"}),
+        ("CallSkillTool", {"skill_dir": "a\nb"}),
+        ("CallSkillTool", {"file": "../SKILL.md"}),
+    ],
+)
+def test_malformed_input_tells_nothing_of_the_skill_it_was_given_with(
+    cluster: Cluster, tenant: TestTenant, method: str, malformed: dict[str, str]
+) -> None:
+    tenant.author.call("SkillDefService.CreateSkillDef", name="doc/draft", source=skill_md("draft"), promote=False)
+    before = events(cluster, tenant.name)
+    shown = set()
+    for name in ("doc/query", "doc/nowhere", "doc/draft", "doc/query@v7", "writing/style-check", "writing/nowhere"):
+        fields: dict[str, Any] = {"name": name, **malformed}
+        if method == "CallSkillTool":
+            asked = {key: value for key, value in fields.items() if key != "skill_dir"}
+            fields = {"input_json": json.dumps(asked), "skill_dir": malformed.get("skill_dir", "")}
+        try:
+            answer = tenant.runtime.call(f"SkillService.{method}", agent="doc-manager", **fields)
+        except CallFailed as failed:
+            shown.add((failed.reason, failed.message, *failed.metadata.items(), *failed.violations))
+        else:
+            assert answer.is_error
+            shown.add((answer.reason, answer.text, answer.decision_id))
+    ((reason, *_),) = shown
+    assert reason == "INVALID_ARGUMENT"
+    assert events(cluster, tenant.name) == before

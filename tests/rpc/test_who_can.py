@@ -72,12 +72,12 @@ def test_it_agrees_with_what_every_agent_lists_and_invokes(used: TestTenant, nam
 def test_a_denied_and_an_unlisted_agent_come_with_the_entry(used: TestTenant) -> None:
     told = rows(used.author, name="doc/plain")
     assert (told["docs-but"].decision.index, told["docs-but"].decision.entry) == (1, "-doc/p*")
-    assert told["docs-but"].text.endswith("(entry 1 '-doc/p*' denies it)")
+    assert told["docs-but"].text == "Its allowlist does not admit the name: entry 1 '-doc/p*' denies it."
     assert told["docs"].origin.startswith("tenant:r")
-    assert told["docs"].text.endswith("(no entry matches)")
+    assert told["docs"].text == "Its allowlist does not admit the name: no entry matches."
     assert told["everything"].text == (
         "It can list and invoke it; its allowlist is empty, which allows everything."
-        " No author key is bound to the agent."
+        " It cannot author it, since no author's key is bound to it."
     )
     assert told["nothing"].reason == told["docs"].reason == "SKILL_NOT_PERMITTED"
 
@@ -105,13 +105,17 @@ def test_authoring_takes_a_live_author_key_that_is_bound_to_the_agent(rich: Runn
 
 def test_nobody_authors_a_locked_name(cluster: Cluster, tmp_path: Path) -> None:
     config = tmp_path / "substrate.yaml"
-    config.write_text("agents: {any: {}}\nname_modes: [{pattern: 'doc/*', mode: locked}]\n")
+    config.write_text(
+        "agents: {any: {}}\nskills: {doc/y: {description: Y., body: Y.}}\n"
+        "name_modes: [{pattern: 'doc/*', mode: locked}]\n"
+    )
     with running_server(cluster, config) as server:
         tenant = server.tenant()
         tenant.bound(Role.AUTHOR, "any")
-        locked, free = (rows(tenant.author, name=name)["any"] for name in ("doc/x", "own/x"))
-    assert (locked.can_author, free.can_author) == (False, True)
-    assert locked.text.endswith("Nobody authors it, since it is locked.")
+        absent, locked, free = (rows(tenant.author, name=name)["any"] for name in ("doc/x", "doc/y", "own/x"))
+    assert (absent.can_author, locked.can_author, free.can_author) == (False, False, True)
+    assert absent.text == "There is no skill 'doc/x'; its allowlist is empty, which allows everything."
+    assert locked.text.endswith(" It cannot author it, since it is locked.")
 
 
 def test_it_reads_the_tenant_as_it_is_now(used: TestTenant) -> None:

@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from substrate.bootstrap import SystemClock
-from substrate.domain.errors import AuditUnavailable, DeadlineExceeded, StoreUnavailable
+from substrate.domain.errors import AuditUnavailable, Cancelled, DeadlineExceeded, StoreUnavailable
+from substrate.services import audit_writer
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
 from substrate.services.tallies import Tallies
 from substrate.store.chain_writer import ChainWriter, Verdict
 from tests.servers import Cluster, RunningServer
 from tests.services.writer import WAITING, Bench, Watch, call_of, frozen, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults
-from tests.store.owner import held_chain, wait_until
+from tests.store.owner import held_chain, unwritable_audit, wait_until
 
 
 @pytest.fixture
@@ -75,6 +76,33 @@ def test_a_call_that_does_not_need_its_event_is_never_told_that_the_audit_is_at_
     with held_chain(bench.cluster, tenants[0]):
         took = seconds_until(lambda: bench.settle(tenants[0], required=False), StoreUnavailable)
     assert took < REFUSE_AFTER + 0.5
+
+
+@pytest.mark.parametrize("end", ["its deadline passes", "its caller goes away"])
+def test_a_call_that_ends_before_it_is_answered_has_lost_no_event(
+    cluster: Cluster, tenants: list[str], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    # However busy the machine is, it must not be refused for its wait.
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
+    ended, answered, _ = tenants
+    call = call_of(ended, 0.2 if end == "its deadline passes" else None)
+    with running_writer(cluster) as bench:
+        with unwritable_audit(cluster):
+            with held_chain(cluster, ended):
+                waiting = bench.begin(ended, call, required=False)
+                if call.deadline is None:
+                    wait_until(cluster, WAITING)
+                    call.cancel()
+                else:
+                    with pytest.raises(DeadlineExceeded):
+                        waiting.result(timeout=10)
+            # The one that has ended is settled in the same batch, or before it.
+            assert bench.settle(answered, required=False) is Verdict.CURRENT
+        with pytest.raises((Cancelled, DeadlineExceeded)):
+            waiting.result(timeout=10)
+    assert bench.lost == [1]
+    assert events(cluster, ended) == []
+    assert [event["details"]["count"] for event in events(cluster, answered)] == [1]
 
 
 def test_a_long_deadline_makes_no_wait_longer_than_a_second(bench: Bench, tenants: list[str]) -> None:

@@ -7,15 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from substrate.bootstrap import SystemClock
-from substrate.domain.errors import AuditUnavailable, Cancelled
+from substrate.domain.errors import AuditUnavailable, Cancelled, StoreUnavailable
+from substrate.domain.names import TenantId
 from substrate.services import audit_writer
 from substrate.services.audit_writer import REFUSE_AFTER, AuditWriter
 from substrate.services.tallies import Tallies
-from substrate.store.chain_writer import ChainWriter, Verdict
+from substrate.store.chain_writer import ChainWriter, Entry, Verdict
 from tests.servers import Cluster, RunningServer
-from tests.services.writer import WAITING, Bench, Watch, call_of, outcomes, running_writer, seconds_until
+from tests.services.writer import WAITING, Bench, Watch, call_of, event_of, outcomes, running_writer, seconds_until
 from tests.store.chain import events, faults
-from tests.store.owner import change, held_chain, value, wait_until
+from tests.store.owner import change, held_chain, remove_tenant, value, wait_until
 
 
 @pytest.fixture
@@ -58,6 +59,24 @@ def test_calls_that_arrive_together_share_transactions_and_leave_whole_chains(be
     assert [(len(events(bench.cluster, t)), faults(bench.cluster, t)) for t in tenants] == [(1, []), (15, []), (15, [])]
 
 
+def test_one_chain_that_is_held_keeps_no_other_from_being_tried_again(
+    bench: Bench, tenants: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_writer, "REFUSE_AFTER", 30.0)
+    held, free, _ = tenants
+    call = call_of(free)
+    with held_chain(bench.cluster, held):
+        waiting = bench.begin(held)
+        wait_until(bench.cluster, WAITING)
+        with held_chain(bench.cluster, free):
+            bench.writer.offer(Entry(TenantId(free), check=False, revision=None, event=event_of(free, call)), call)
+            bench.after_another_batch(tenants[2])
+        # Nobody else calls.
+        wait_until(bench.cluster, "SELECT count(*) = 1 FROM audit_events WHERE tenant_id = %s", free)
+        assert not waiting.done()
+    assert waiting.result(timeout=10) is Verdict.CURRENT
+
+
 def test_a_lists_answer_is_given_when_only_the_event_cannot_be_inserted(bench: Bench, tenants: list[str]) -> None:
     tenant = tenants[0]
     revision = value(bench.cluster, "SELECT catalog_revision FROM tenants WHERE tenant_id = %s", tenant)
@@ -97,6 +116,27 @@ def test_calls_that_need_their_event_and_calls_that_do_not_may_fail_in_one_batch
         change(bench.cluster, "GRANT INSERT ON audit_events TO substrate_audit")
     assert sum(bench.lost) == 5
     assert events(bench.cluster, free) == events(bench.cluster, held) == []
+
+
+@pytest.mark.parametrize("what", ["the tenant", "its chain"])
+def test_a_call_of_a_tenant_that_is_gone_is_refused_alone(bench: Bench, tenants: list[str], what: str) -> None:
+    gone, free, held = tenants
+    if what == "the tenant":
+        remove_tenant(bench.cluster, gone)
+    else:
+        change(bench.cluster, "DELETE FROM chain_heads WHERE tenant_id = %s", gone)
+    with held_chain(bench.cluster, held):
+        first = bench.begin(held)
+        wait_until(bench.cluster, WAITING)
+        refusals = [(bench.begin(gone), AuditUnavailable), (bench.begin(gone, required=False), StoreUnavailable)]
+        answered = [bench.begin(free, required=number % 2 == 0) for number in range(4)]
+        assert [call.result(timeout=5) for call in answered] == [Verdict.CURRENT] * 4
+        for call, error in refusals:
+            with pytest.raises(error):
+                call.result(timeout=5)
+    assert first.result(timeout=5) is Verdict.CURRENT
+    assert bench.lost == []
+    assert [len(events(bench.cluster, tenant)) for tenant in tenants] == [0, 4, 1]
 
 
 def test_a_call_whose_caller_went_away_is_recorded_as_cancelled(bench: Bench, tenants: list[str]) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints as a server signs them while it runs, and the file that keeps them."""
 
-import json
 import os
 import signal
 import socket
@@ -132,71 +131,23 @@ def test_several_servers_share_a_file(database: Database, server: RunningServer,
     assert signed(path, tenant) == [1, 3, 5]
 
 
-def test_many_writers_make_one_chain_of_lines(path: Path) -> None:
-    CheckpointFile(path, KEY)
-
-    def write(writer: int) -> None:
-        file = CheckpointFile(path, KEY)
-        for number in range(20):
-            file.append(lambda _: [of(100 * writer + number), of(100 * writer + number)])  # noqa: B023 - called at once.
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(write, range(6)))
-    assert len(signed(path, "acme")) == 240
-
-
-@pytest.mark.parametrize("torn", [b"", b'{"hash":"0000', b"\0\0\0\0"])
-def test_a_line_that_was_not_written_to_its_end_is_cut_off(path: Path, torn: bytes) -> None:
-    file = CheckpointFile(path, KEY)
-    file.append(lambda _: [of(1)])
-    with path.open("ab") as end:
-        end.write(torn)
-    assert signed(path, "acme") == [1]
-    file.append(lambda _: [of(2)])
-    CheckpointFile(path, KEY).append(lambda _: [of(3)])
-    assert signed(path, "acme") == [1, 2, 3]
-
-
-def test_a_disk_that_is_full_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = CheckpointFile(path, KEY)
-    file.append(lambda _: [of(1)])
-    kept = path.read_bytes()
-    write = os.write
-    written: list[int] = []
-
-    def full(descriptor: int, data: Any) -> int:
-        if written:
-            raise OSError(28, "No space left on device")
-        written.append(write(descriptor, data[:50]))
-        return written[0]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match="No space left"):
-            file.append(lambda _: [of(2)])
-    assert path.read_bytes() == kept
-    file.append(lambda _: [of(2)])
-    assert signed(path, "acme") == [1, 2]
-
-
-def test_a_file_that_is_put_aside_is_begun_anew(path: Path) -> None:
-    file = CheckpointFile(path, KEY)
-    file.append(lambda _: [of(1), of(2)])
-    path.rename(path.with_suffix(".old"))
-    assert file.append(lambda latest: [] if latest else [of(2)]) == 1
-    assert signed(path, "acme") == [2]
-    assert json.loads(path.read_bytes())["number"] == 1
-
-
-def test_a_damaged_line_stays_for_verification_to_name(path: Path) -> None:
-    file = CheckpointFile(path, KEY)
-    file.append(lambda _: [of(1)])
-    with path.open("ab") as end:
-        end.write(b"nonsense\n")
-    file.append(lambda _: [of(2)])
-    found = read_checkpoints(path, KEY.public_key())
-    assert found.problems == ["Line 2 of the checkpoints cannot be read."]
-    assert [point.sequence for point in found.points("acme")] == [1, 2]
+def test_a_file_that_is_taken_away_from_a_running_server_is_told_and_signed_again(
+    database: Database, server: RunningServer, clock: Clock, path: Path
+) -> None:
+    grown, idle = server.tenant().name, server.tenant().name
+    write(database, clock, grown, 2)
+    write(database, clock, idle, 3)
+    checkpointer = Checkpointer(database, CheckpointFile(path, KEY), clock, every_events=1)
+    checkpointer.poll()
+    for last, numbers in ((False, [2, 3]), (True, [3])):
+        path.unlink()
+        if not last:
+            write(database, clock, grown, 1)
+        with capture_logs() as logs:
+            # The last time is not too late, even if no chain has grown.
+            checkpointer.poll(last=last)
+        assert [log["event"] for log in logs if log["event"].startswith("checkpoints.")] == ["checkpoints.replaced"]
+        assert (signed(path, grown), signed(path, idle)) == (numbers, [3])
 
 
 def test_a_chain_that_is_shorter_than_it_was_is_told_once_and_not_signed(

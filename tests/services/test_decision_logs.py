@@ -71,9 +71,16 @@ def test_a_refusal_after_a_look_up_is_logged_with_its_reason(
     assert (line["reason"], line["outcome"]) == ("SKILL_NOT_FOUND", "REFUSED")
 
 
-def test_a_refusal_by_the_gate_resolves_nothing(tenant: TestTenant, lines: list[Line]) -> None:
-    refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name="writing/linkedin-post")
-    assert _resolved(lines) == []
+@pytest.mark.parametrize("name", ["writing/linkedin-post", "writing/no-such-skill"])
+def test_a_denial_by_the_gate_is_logged_with_its_decision_and_no_candidates(
+    cluster: Cluster, tenant: TestTenant, lines: list[Line], name: str
+) -> None:
+    refused(tenant.runtime, "SkillService.InvokeSkill", agent="doc-manager", name=name)
+    (line,) = _resolved(lines)
+    assert _as_stored(line) == _last_event(cluster, tenant)
+    assert (line["name"], line["outcome"], line["reason"]) == (name, "REFUSED", "SKILL_NOT_PERMITTED")
+    assert line["decision"] == {"allowed": False, "reason": "UNLISTED", "index": None, "entry": None}
+    assert {"candidates", "winner"} & set(line) == set()
 
 
 @pytest.mark.parametrize("method", ["SkillService.ListSkills", "SkillService.PrepareRun"])

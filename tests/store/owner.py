@@ -38,6 +38,12 @@ def change(cluster: Cluster, statement: str, *parameters: object) -> int:
         return connection.execute(statement, parameters).rowcount
 
 
+def remove_tenant(cluster: Cluster, tenant: str) -> None:
+    """Take away a tenant without events, as when an older copy of the database has taken its place."""
+    for table in ("chain_heads", "keys", "tenants"):
+        change(cluster, f"DELETE FROM {table} WHERE tenant_id = %s", tenant)  # noqa: S608 - names of our own tables.
+
+
 @contextmanager
 def empty_database(owner_url: str) -> Iterator[str]:
     """Make an empty database beside the one at `owner_url`, and drop it afterwards; yields its owner's URL."""
@@ -56,6 +62,16 @@ def wait_until(cluster: Cluster, query: str, *parameters: object) -> None:
         give_up = time.monotonic() + 10
         while connection.execute(query, parameters).fetchone() != (True,):
             assert time.monotonic() < give_up, f"never became true: {query} {parameters}"
+
+
+@contextmanager
+def unwritable_audit(cluster: Cluster) -> Iterator[None]:
+    """Let audit writers lock chains and read revisions, but insert no event."""
+    change(cluster, "REVOKE INSERT ON audit_events FROM substrate_audit")
+    try:
+        yield
+    finally:
+        change(cluster, "GRANT INSERT ON audit_events TO substrate_audit")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from substrate.store.chain_writer import ChainWriter, Entry, NothingWrittenError
 from substrate.store.session import Database
 from tests.servers import Cluster, RunningServer
 from tests.store.chain import faults
-from tests.store.owner import change, value
+from tests.store.owner import change, remove_tenant, value
 
 _NAMES = ("a", "ab", "a/b", "a/b/c", "a/bc", "doc/query", "doc/chunk-add", "doc/x/y", "docs/query", "x-1", "")
 _PATTERNS = (
@@ -165,6 +165,21 @@ def test_a_held_chain_is_busy_and_keeps_no_other_waiting(
         assert writer.write(entries[1:2]) == [Verdict.BUSY]
     assert writer.write(entries[1:2]) == [Verdict.CURRENT]
     assert [faults(cluster, tenant) for tenant in tenants] == [[], [], []]
+
+
+def test_a_tenant_that_is_gone_is_refused_and_keeps_no_other_from_being_written(
+    cluster: Cluster, writer: ChainWriter, tenants: list[TenantId]
+) -> None:
+    gone, headless, free = tenants
+    remove_tenant(cluster, gone)
+    change(cluster, "DELETE FROM chain_heads WHERE tenant_id = %s", headless)
+    of_gone, of_headless, of_free = (Entry(t, check=False, revision=None, event=_event(t)) for t in tenants)
+    assert writer.write([of_gone, of_free]) == [Verdict.GONE, Verdict.CURRENT]
+    assert [writer.write([entry]) for entry in (of_gone, of_headless)] == [[Verdict.GONE]] * 2
+    # Among several, a chain that is not found may also be one that is held.
+    others = Entry(free, check=False, revision=None, event=_event(free))
+    assert writer.write([of_headless, others]) == [Verdict.BUSY, Verdict.CURRENT]
+    assert faults(cluster, free) == []
 
 
 def test_a_lost_connection_is_known_to_have_written_nothing_and_is_made_anew(

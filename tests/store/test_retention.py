@@ -1,6 +1,7 @@
 """Months of the audit dropped by the owner: what is left is whole, and says so by a signed start."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from substrate.store.session import Database
 from substrate.store.signing_keys import signing_key
 from tests.servers import Cluster
 from tests.store.chain import events
-from tests.store.owner import change, connect, empty_database, rows, value
+from tests.store.owner import change, connect, empty_database, rows, value, wait_until
 from tests.store.tampering import Signing, rehash, signing, verified
 
 MAY, JUNE, JULY = (datetime(2026, month, 15, tzinfo=UTC) for month in (5, 6, 7))
@@ -242,6 +243,22 @@ def test_an_owner_that_is_no_superuser_can_do_it_and_keeps_no_more_than_it_had(o
             owner.execute(sql.SQL("REASSIGN OWNED BY {} TO CURRENT_USER").format(role))
             owner.execute(sql.SQL("DROP OWNED BY {}").format(role))
             owner.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_while_somebody_reads_for_a_moment_all_others_go_on_writing(own: Signing) -> None:
+    tenant, other = used(own), own.server.tenant()
+    asks = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())"
+    invoke = {"agent": "doc-manager", "name": "doc/query"}
+    with psycopg.connect(own.cluster.owner_url) as slow, ThreadPoolExecutor(1) as pool:
+        slow.execute("SELECT 1 FROM audit_events LIMIT 1")
+        dropping = pool.submit(retained, own, date(2026, 6, 1))
+        wait_until(own.cluster, asks)
+        answers = [other.runtime.call("SkillService.InvokeSkill", **invoke).decision_id for _ in range(20)]
+        assert not dropping.done()
+        slow.rollback()
+        assert [month.month for month in dropping.result(timeout=30)] == ["2026-05"]
+    assert [event["id"] for event in events(own.cluster, other.name)] == answers
+    assert verified(own.server.operator(), tenant)[tenant].intact
 
 
 def test_a_reader_that_takes_long_is_not_overrun(own: Signing) -> None:
