@@ -6,7 +6,8 @@ nothing else costs the server so little for each event.
 """
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -232,7 +233,7 @@ class ChainWriter:
         pipeline: Pipeline,
         entries: Sequence[Entry],
         heads: dict[TenantId, tuple[int, bytes]],
-        held: Set[str],
+        held: AbstractSet[str],
         stale: Sequence[bool],
     ) -> list[Verdict]:
         """Insert the events of the calls that are not stale, with what they were decided from, and commit."""

@@ -157,5 +157,7 @@ class CheckpointFile:
 
 def _latest_of(one: Mapping[str, Latest], other: Mapping[str, Latest]) -> dict[str, Latest]:
     """Return what was signed last of each tenant's chain, by either."""
-    later = {tenant: seen for tenant, seen in other.items() if tenant not in one or seen.sequence > one[tenant].sequence}
+    later = {
+        tenant: seen for tenant, seen in other.items() if tenant not in one or seen.sequence > one[tenant].sequence
+    }
     return {**one, **later}

@@ -247,7 +247,9 @@ def test_an_owner_that_is_no_superuser_can_do_it_and_keeps_no_more_than_it_had(o
 
 def test_while_somebody_reads_for_a_moment_all_others_go_on_writing(own: Signing) -> None:
     tenant, other = used(own), own.server.tenant()
-    asks = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())"
+    asks = (
+        "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database())"
+    )
     invoke = {"agent": "doc-manager", "name": "doc/query"}
     with psycopg.connect(own.cluster.owner_url) as slow, ThreadPoolExecutor(1) as pool:
         slow.execute("SELECT 1 FROM audit_events LIMIT 1")
