@@ -13,6 +13,7 @@ from substrate.cli import output
 from substrate.cli.connection import Remote, connected
 from substrate.cli.parameters import Moment
 from substrate.domain.audit import chain_hash
+from substrate.domain.recorded import readable
 
 ALL = "all"
 """Stands for every tenant where one can be named."""
@@ -195,12 +196,8 @@ def _row(event: Mapping[str, Any], *, of_all: bool) -> tuple[str, ...]:
 
 
 def _details(event: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        found = json.loads(event["event_json"]).get("details") or {}
-    except ValueError:
-        # What was tampered with is shown as far as it can be.
-        return {}
-    return dict(found)
+    # What was tampered with is shown as far as it can be.
+    return dict(readable(event["event_json"]).get("details", {}))
 
 
 def _is_as_written(event: Mapping[str, Any]) -> bool:

@@ -8,7 +8,8 @@ from substrate.domain.agents import Agent
 from substrate.domain.audit import candidate_fields
 from substrate.domain.candidates import CandidateState, LayerKind
 from substrate.domain.question import Answer, Question
-from substrate.domain.replay import Event, Kept, decided_reason, decides_layers, is_decided
+from substrate.domain.recorded import Event
+from substrate.domain.replay import Kept, decided_reason, decides_layers, is_decided
 
 Fields = Mapping[str, Any]
 

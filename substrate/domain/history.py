@@ -14,12 +14,10 @@ from substrate.domain.candidates import Candidate, CandidateState, Layer, LayerK
 from substrate.domain.catalog import Catalog, NameMode, NameModes, StaticCatalog
 from substrate.domain.names import SkillName, SkillRef
 from substrate.domain.patterns import parse_pattern
+from substrate.domain.recorded import Event
 
 CHANGING = (Verb.CREATE, Verb.FORK, Verb.PROMOTE, Verb.RETIRE, Verb.UNRETIRE, Verb.DISABLE, Verb.ENABLE)
 """The verbs of changes that are about one name and can change what it stands for; an import is about many."""
-
-Event = Mapping[str, Any]
-"""The plain fields of an event, as they are stored."""
 
 _SHOWN = 200
 
@@ -74,7 +72,7 @@ def own_after(event: Event, name: SkillName, before: Own) -> Own:
         if row is None:
             return before
         _, version, _, digest = row
-        if not event["details"]["promoted"]:
+        if not _details(event).get("promoted"):
             return replace(before, skill_def=Candidate(name, LayerKind.TENANT, "tenant", Standing.DRAFT))
         made = Candidate(name, LayerKind.TENANT, f"tenant:v{version}", content_sha256=digest, version=version)
         return replace(before, skill_def=made)
@@ -125,8 +123,18 @@ def unknown_text(event: Event) -> str:
     return f"{_deed(event)}: what came of it is not known, since that state, {event['static_digest']}, is not kept."
 
 
+def damaged_text(sequence: int) -> str:
+    """Say that the event with this number cannot be read, and how to find out more."""
+    return f"Event {sequence} was damaged: what came of it is not known; verify the audit of its tenant."
+
+
+def _details(event: Event) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = event.get("details") or {}
+    return found
+
+
 def _deed(event: Event) -> str:
-    details = event.get("details") or {}
+    details = _details(event)
     version = f"v{details['version']}" if details.get("version") else "it"
     promoted = "" if details.get("promoted") else ", not promoted"
     match Verb(event["verb"]):
@@ -181,7 +189,7 @@ def _essence(found: Resolution) -> tuple[object, ...]:
 
 def _imported(event: Event, name: SkillName) -> tuple[str, int, bool, str] | None:
     """Return what an import says of `name` if it made its first version."""
-    rows = event["details"]["skills"] if event["verb"] == Verb.IMPORT.value else ()
+    rows = _details(event).get("skills", ()) if event["verb"] == Verb.IMPORT.value else ()
     return next((tuple(row) for row in rows if row[:3] == [name, 1, True]), None)
 
 

@@ -28,9 +28,7 @@ from substrate.domain.errors import (
 )
 from substrate.domain.names import SkillName, SkillRef, TenantId, parse_skill_ref
 from substrate.domain.question import Answer, Question, answer
-
-Event = Mapping[str, Any]
-"""The plain fields of an event, as they are stored."""
+from substrate.domain.recorded import Event
 
 DECIDED = (Verb.INVOKE, Verb.READ_FILE)
 """The verbs that ask for what a name stands for, and are decided whole by gate, resolution and eligibility."""

@@ -1,38 +1,38 @@
 """Audit events as messages."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from substrate.api.v1 import audit_pb2 as pb
 from substrate.api.v1 import catalog_pb2, tenants_pb2
+from substrate.domain.recorded import readable
 from substrate.rpc import convert
 from substrate.store.audit import StoredEvent
 
 
 def audit_event(stored: StoredEvent) -> pb.AuditEvent:
-    """Return a stored event; its fields are read from the very text that is hashed."""
-    event = json.loads(stored.event)
+    """Return a stored event; its fields are read from the very text that is hashed, as far as that can be read."""
+    event = readable(stored.event)
     decision = event.get("decision")
     winner = event.get("winner")
     role, caller_kind = event.get("role"), event.get("caller_kind")
     return pb.AuditEvent(
-        id=event["id"],
+        id=event.get("id", ""),
         tenant=stored.tenant,
         sequence=stored.sequence,
-        time=convert.timestamp(datetime.fromisoformat(event["time"])),
-        call_id=event["call_id"],
+        time=convert.timestamp(datetime.fromisoformat(event["time"])) if "time" in event else None,
+        call_id=event.get("call_id", ""),
         run_id=event.get("run_id", ""),
         turn=event.get("turn", 0),
         actor=event.get("actor", ""),
         key_id=event.get("key_id", ""),
         role=tenants_pb2.Role.Value(f"ROLE_{role.upper()}") if role else tenants_pb2.ROLE_UNSPECIFIED,
         agent=event.get("agent", ""),
-        verb=event["verb"],
+        verb=event.get("verb", ""),
         requested_name=event.get("requested", ""),
         name=event.get("name", ""),
-        outcome=pb.Outcome.Value(f"OUTCOME_{event['outcome']}"),
+        outcome=pb.Outcome.Value(f"OUTCOME_{event['outcome']}") if "outcome" in event else pb.OUTCOME_UNSPECIFIED,
         reason=event.get("reason", ""),
         decision=_decision(decision) if decision else None,
         candidates=[_candidate(candidate) for candidate in event.get("candidates", ())],

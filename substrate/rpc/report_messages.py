@@ -4,7 +4,7 @@ from substrate.api.v1 import audit_pb2 as pb
 from substrate.api.v1 import catalog_pb2
 from substrate.domain.candidates import Outcome, Resolution
 from substrate.rpc import convert
-from substrate.services.history import SkillChange
+from substrate.services.past import SkillChange
 from substrate.services.usage import DriftedFork, UsageReport
 from substrate.services.who_can import AgentAccess
 from substrate.store.audit_reports import Invocations

@@ -1,6 +1,5 @@
 """The use case of `ExplainResolution`: why a name stands for what it does, did, or would after a change."""
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from substrate.domain.explain_text import text_of
 from substrate.domain.flips import flips
 from substrate.domain.names import AgentName, SkillName, SkillRef, TenantId, parse_agent_name, parse_skill_ref
 from substrate.domain.question import Answer, Question, answer
+from substrate.domain.recorded import Event, whole
 from substrate.domain.replay import (
     DECIDED,
     GATED,
-    Event,
     decided_reason,
     is_decided,
     is_denied,
@@ -128,8 +127,8 @@ class Explain:
         _require_alone(asked)
         scope = subject_or_all(trace, asked.tenant)
         stored = self._event(trace, scope, asked.recorded)
-        event: Event = json.loads(stored.event)
         subject = stored.tenant
+        event = _undamaged(stored)
         trace.details = {**(trace.details or {}), "recorded": event["id"]}
         _require_of_one_skill(event)
         name = SkillName(event["name"])
@@ -150,12 +149,11 @@ class Explain:
         present_answer = answer(now)
         trace.resolution = present_answer.resolution
         changes = changed_since(event, kept, now, present_answer)
-        made_at = datetime.fromisoformat(event["time"])
         told = explain(
             question,
             decided,
             state=_state(subject, event.get("revision"), event.get("static_digest", "")),
-            provenance=present.provenance(made_at),
+            provenance=present.provenance(event),
             differences=present.differences(decided.resolution),
             flips=flips(now, present_answer),
             looked_up=not is_denied(event),
@@ -207,6 +205,17 @@ def _require_alone(asked: Asked) -> None:
             raise InvalidArgument(field, "Leave it empty with `recorded`: the event says it.")
 
 
+def _undamaged(stored: StoredEvent) -> Event:
+    event = whole(stored.event, stored.tenant)
+    if event is None:
+        raise InvalidArgument(
+            "recorded",
+            f"The event, number {stored.sequence} of tenant '{stored.tenant}', was damaged, so that nothing follows "
+            "from it. GetAuditEvent shows what can be read of it; verify the audit of its tenant.",
+        )
+    return event
+
+
 def _require_of_one_skill(event: Event) -> None:
     if event["verb"] not in _OF_ONE_SKILL:
         raise InvalidArgument(
@@ -234,7 +243,8 @@ def _now_question(present: Present, then: Question, agent_name: AgentName | None
 def _above(event: Event) -> tuple[str, ...]:
     ended = "was answered" if event["outcome"] == "ALLOWED" else f"ended as {event.get('reason') or event['outcome']}"
     at = datetime.fromisoformat(event["time"]).astimezone(UTC)
-    lines = [f"Event {event['id']}: '{event['verb']}' by {event['actor']} at {at:%Y-%m-%dT%H:%M:%SZ} {ended}."]
+    actor = event.get("actor", "nobody known")
+    lines = [f"Event {event['id']}: '{event['verb']}' by {actor} at {at:%Y-%m-%dT%H:%M:%SZ} {ended}."]
     if not is_decided(event):
         lines.append(
             "It is an author's call: the allowlist decided whether it was let in, and the event records what it found "

@@ -1,8 +1,7 @@
 """What explanations read of one name: the tenant's part of it as it is now, who is behind it, and what was kept."""
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,13 +17,15 @@ from substrate.domain.explain import Deed, Difference, Provenance, body_amount, 
 from substrate.domain.inputs import InvalidInputTextError, agent_of, static_of
 from substrate.domain.names import PLATFORM_TENANT, SkillName, SkillRef, TenantId
 from substrate.domain.question import Question, of_one_name
-from substrate.domain.replay import Event, Kept, decides_layers, versions_of
+from substrate.domain.recorded import Event, whole
+from substrate.domain.replay import Kept, decides_layers, versions_of
 from substrate.services.call import Call
 from substrate.services.decisions import Decisions
 from substrate.services.snapshots import Snapshot
 from substrate.sources import static
 from substrate.sources.tenant import read_name, version_candidate
 from substrate.store import audit_reports, skill_defs, tenants
+from substrate.store.audit_reports import Recorded
 from substrate.store.session import Database, Transaction
 from substrate.store.skill_defs import DisabledName, SkillDef, Version
 
@@ -36,7 +37,8 @@ _CHANGES_READ = 200
 class Present:
     """One name in one tenant at one revision: the tenant's state as far as it matters, and its rows about the name.
 
-    `changes` are the recorded changes of the name that were made, the newest first.
+    `changes` are the recorded changes of the name that were made, the newest first, up to one that was damaged: of
+    those before it none can be said to be the last of its kind.
     """
 
     snapshot: Snapshot
@@ -77,11 +79,12 @@ class Present:
         """Return the versions that were read, as candidates."""
         return {number: version_candidate(row) for number, row in self.versions.items()}
 
-    def provenance(self, until: datetime | None = None) -> dict[str, Provenance]:
-        """Return who is behind the tenant's candidates, by `source_of`; of what was done before `until`."""
+    def provenance(self, until: Event | None = None) -> dict[str, Provenance]:
+        """Return who is behind the tenant's candidates, by `source_of`; of what was done before `until` was decided."""
         found = {}
         for number, row in self.versions.items():
-            created = Deed(row.created_by, row.created_at, self._event(until, number, Verb.CREATE, Verb.FORK))
+            event = self._of_version(until, number, Verb.CREATE, Verb.FORK)
+            created = Deed(row.created_by, row.created_at, event["id"] if event else "")
             found[f"v{number}"] = Provenance(created, self._promoted(row, until))
         own = self.skill_def
         if own is not None:
@@ -114,30 +117,31 @@ class Present:
             return static.read_body(candidate) if candidate.folder or candidate.body is not None else None
         return None
 
-    def _promoted(self, row: Version, until: datetime | None) -> Deed | None:
+    def _promoted(self, row: Version, until: Event | None) -> Deed | None:
         if row.promoted_at is None:
             return None
-        event = self._event(until, row.version, Verb.PROMOTE, Verb.CREATE, Verb.FORK, promoted=True)
-        if until is None or row.promoted_at <= until:
-            return Deed(row.promoted_by or "", row.promoted_at, event)
+        event = self._of_version(until, row.version, Verb.PROMOTE, Verb.CREATE, Verb.FORK, promoted=True)
         # The row knows the latest promotion alone.
-        earlier = next((each for each in self.changes if each["id"] == event), None) if event else None
-        return _deed(earlier) if earlier is not None else None
+        latest = self._of_version(None, row.version, Verb.PROMOTE, Verb.CREATE, Verb.FORK, promoted=True)
+        if event is not latest:
+            return _deed(event) if event is not None else None
+        if event is None and until is not None and row.promoted_at > datetime.fromisoformat(until["time"]):
+            return None
+        return Deed(row.promoted_by or "", row.promoted_at, event["id"] if event else "")
 
-    def _event(self, until: datetime | None, number: int, *verbs: Verb, promoted: bool = False) -> str:
-        """Return the id of the newest event that made, or promoted, a version; empty when it is not at hand."""
+    def _of_version(self, until: Event | None, number: int, *verbs: Verb, promoted: bool = False) -> Event | None:
+        """Return the newest event that made, or promoted, a version; None when it is not at hand."""
 
         def fits(details: Mapping[str, Any], verb: str) -> bool:
             return details.get("version") == number and (
                 not promoted or verb == Verb.PROMOTE.value or bool(details.get("promoted"))
             )
 
-        event = self._last(until, *verbs, fits=fits)
-        return str(event["id"]) if event is not None else ""
+        return self._last(until, *verbs, fits=fits)
 
     def _last(
         self,
-        until: datetime | None,
+        until: Event | None,
         *verbs: Verb,
         fits: Callable[[Mapping[str, Any], str], bool] = lambda _details, _verb: True,
     ) -> Event | None:
@@ -147,11 +151,23 @@ class Present:
                 event
                 for event in self.changes
                 if event["verb"] in wanted
-                and (until is None or datetime.fromisoformat(event["time"]) <= until)
+                and (until is None or _precedes(event, until))
                 and fits(event.get("details") or {}, event["verb"])
             ),
             None,
         )
+
+
+def _precedes(change: Event, event: Event) -> bool:
+    """Whether a change was there when `event` was decided; a change that `event` itself records was.
+
+    The catalog revision says it. When calls arrived says it only for want of that: one may arrive first and end last.
+    """
+    made, seen = ((each.get("details") or {}).get("revision") for each in (change, event))
+    seen = event.get("revision") if seen is None else seen
+    if made is not None and seen is not None:
+        return bool(made <= seen)
+    return datetime.fromisoformat(change["time"]) <= datetime.fromisoformat(event["time"])
 
 
 def _deed(event: Event) -> Deed:
@@ -177,8 +193,16 @@ def read_present(
         row,
         found,
         next((each for each in tombstones if each.name == name), None),
-        tuple(json.loads(each.event) for each in changes),
+        tuple(_undamaged(changes, tenant)),
     )
+
+
+def _undamaged(changes: Iterable[Recorded], tenant: TenantId) -> Iterator[Event]:
+    for each in changes:
+        event = whole(each.event, tenant)
+        if event is None:
+            return
+        yield event
 
 
 def _versions(connection: Transaction, tenant: TenantId, row: SkillDef, wanted: Iterable[int]) -> dict[int, Version]:

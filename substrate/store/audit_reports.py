@@ -5,7 +5,7 @@ Everything is of the one tenant that the caller's transaction sees.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, literal, literal_column, select
@@ -18,6 +18,7 @@ from substrate.store.audit_log import names_matching
 from substrate.store.tables import audit_events, audit_inputs, audit_starts, skill_def_versions, skill_defs
 
 _LONGEST_CALL = timedelta(minutes=10)
+_FIRST_TIME, _LAST_TIME = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _ALLOWED = "ALLOWED"
 
 # Constants rather than parameters, so that the database sees which of its indexes serve.
@@ -28,9 +29,11 @@ _IS_CHANGE: ColumnElement[bool] = literal_column(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An event's place in its chain, and its text."""
+    """An event's place in its chain, what its columns say of it, and its text."""
 
     sequence: int
+    time: datetime
+    verb: str
     event: str
 
 
@@ -212,7 +215,10 @@ def _newest(
 ) -> list[Recorded]:
     columns = audit_events.c
     wanted: Sequence[ColumnElement[bool]] = (columns.tenant_id == tenant, *conditions)
-    statement = select(columns.sequence, columns.event).where(and_(*wanted)).order_by(columns.sequence.desc())
+    # Somebody may have put a time there that Python has no value for.
+    time = func.least(func.greatest(columns.occurred_at, _FIRST_TIME), _LAST_TIME)
+    statement = select(columns.sequence, time, columns.verb, columns.event).where(and_(*wanted))
+    statement = statement.order_by(columns.sequence.desc())
     if before is not None:
         statement = statement.where(columns.sequence < before)
     return [Recorded(*row) for row in connection.execute(statement.limit(limit))]

@@ -24,7 +24,8 @@ from substrate.domain.inputs import agent_of, static_input, static_of
 from substrate.domain.names import AgentName, KeyId, SkillName, TenantId, parse_skill_ref
 from substrate.domain.patterns import parse_pattern
 from substrate.domain.question import Question, of_one_name
-from substrate.domain.replay import Event, Kept
+from substrate.domain.recorded import Event
+from substrate.domain.replay import Kept
 from substrate.domain.skillheader import SkillHeader, content_sha256, header_to_plain
 from substrate.services.call import Call
 from substrate.services.present import Present

@@ -18,7 +18,7 @@ from substrate.rpc.client import Client
 from substrate.services import audit as service
 from substrate.store import audit, audit_log
 from substrate.store.audit_log import Filter
-from substrate.store.chain_writer import ChainWriter, Entry, Verdict
+from substrate.store.chain_writer import ChainWriter, Entry, Verdict, WriteFailedError
 from substrate.store.session import Database
 from tests.servers import Cluster, running_cluster, running_server
 from tests.store.chain import faults
@@ -75,11 +75,13 @@ class Writers:
             with ThreadPoolExecutor(FAST + SLOW) as threads:
                 fast = [threads.submit(self.fast, share) for share in shares]
                 slow_ones = [threads.submit(self.slow) for _ in range(SLOW)]
-                for each in fast:
-                    each.result()
-                with self.moved:
-                    self.alone = True
-                    self.moved.notify_all()
+                try:
+                    for each in fast:
+                        each.result()
+                finally:
+                    with self.moved:
+                        self.alone = True
+                        self.moved.notify_all()
                 for each in slow_ones:
                     each.result()
             # Nothing else of the database is in progress that could yet precede an event.
@@ -94,7 +96,13 @@ class Writers:
             events = [self.event(number) for number in range(begin, min(count, begin + BATCH))]
             entries = [Entry(event.tenant, check=False, revision=None, event=event) for event in events]
             while entries:
-                verdicts = writer.write(entries)
+                try:
+                    verdicts = writer.write(entries)
+                except WriteFailedError as error:
+                    # A busy machine can be too slow for the time that the database gives a batch; it is put again.
+                    if not error.outcome_known:
+                        raise
+                    continue
                 # Chains that another writer holds are passed over; their events are put again.
                 entries = [e for e, verdict in zip(entries, verdicts, strict=True) if verdict is Verdict.BUSY]
             with self.moved:

@@ -69,6 +69,34 @@ def test_a_recorded_call_is_decided_again_and_what_has_changed_since_is_told(
     assert "The name is in mode 'locked' now; it was in 'open'." in since
 
 
+def test_who_approved_it_later_is_not_taken_for_who_had_approved_it(cluster: Cluster, guarded: RunningServer) -> None:
+    tenant, operator = guarded.tenant(), guarded.operator()
+    issue = {"tenant": tenant.name, "role": "ROLE_AUTHOR"}
+    ada, bob = (
+        guarded.client(operator.call("TenantService.IssueKey", principal=who, **issue).secret) for who in ("ada", "bob")
+    )
+    authored(tenant)
+    add_version(ada, NAME, skill_md("a", "Two.\n"))
+    first = changed(ada, "SkillDefService.PromoteSkillDef", name=NAME, version=2).decision_id
+    made = tenant.runtime.call(INVOKE, agent="docs", name=NAME)
+    changed(ada, "SkillDefService.PromoteSkillDef", name=NAME, version=1)
+    last = changed(bob, "SkillDefService.PromoteSkillDef", name=NAME, version=2).decision_id
+    # His call had arrived long before it was made: only the catalog revision tells which came first.
+    early = 'UPDATE audit_events SET event = regexp_replace(event, \'"time":"[^"]*"\', %s) WHERE event_id = %s'
+    assert owner.change(cluster, early, '"time":"2020-01-01T00:00:00+00:00"', last) == 1
+    row = "UPDATE skill_def_versions SET promoted_at = '2020-01-01' WHERE tenant_id = %s AND version = 2"
+    assert owner.change(cluster, row, tenant.name) == 1
+    told = operator.call(EXPLAIN, recorded=made.decision_id)
+    (hers,) = operator.call("AuditService.QueryAuditEvents", tenant=tenant.name, decision_id=first).events
+    assert (told.winner.origin, told.winner.promoted_by, told.winner.promoted_at) == (
+        "tenant:v2",
+        hers.actor,
+        hers.time,
+    )
+    assert operator.call(EXPLAIN, tenant=tenant.name, name=NAME, agent="docs").winner.promoted_by == "bob"
+    assert operator.call(EXPLAIN, recorded=last).winner.promoted_by == "bob"
+
+
 def test_pins_labels_drafts_callers_and_paths_are_part_of_what_is_decided_again(guarded: RunningServer) -> None:
     tenant = guarded.tenant()
     authored(tenant)

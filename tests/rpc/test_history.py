@@ -16,7 +16,7 @@ from substrate.api.v1.catalog_pb2 import Layer
 from substrate.bootstrap import reload_static
 from substrate.domain.identity import Role
 from substrate.rpc.client import Client
-from substrate.services import history
+from substrate.services import past
 from tests.servers import Cluster, RunningServer, TestTenant, running_cluster, running_server
 from tests.skills import add_version, changed, refused, skill_md
 from tests.sources.bundle_files import write_bundle, write_skill
@@ -317,14 +317,46 @@ def test_pages_and_times_cut_the_history(site: Site, monkeypatch: pytest.MonkeyP
     assert told(tenant.author, since=times[3]) == whole[3:]
     assert told(tenant.author, since=times[-1] + timedelta(microseconds=1)) == []
     assert told(tenant.author, since=datetime(1, 1, 1, tzinfo=UTC)) == whole
-    monkeypatch.setattr(history, "_CHUNK", 2)
+    monkeypatch.setattr(past, "_CHUNK", 2)
     assert told(tenant.author) == whole
-    monkeypatch.setattr(history, "MAX_EVENTS_READ", 1)
+    monkeypatch.setattr(past, "MAX_EVENTS_READ", 1)
     assert told(tenant.author) == whole
     (first, *_) = tenant.author.pages(HISTORY, name=NAME, page_size=1)
     for fields in ({"name": "doc/other"}, {"name": NAME, "since": times[0]}):
         failed = refused(tenant.author, HISTORY, page_token=first.next_page_token, **fields)
         assert failed.reason == "INVALID_PAGE_TOKEN"
+
+
+def test_what_happens_between_two_pages_belongs_to_neither(site: Site) -> None:
+    tenant, quiet = site.server.tenant(), site.server.tenant()
+    live(tenant)
+    site.reload("Changed.\n")
+    # The newest of its changes are its own, and bring what is bundled back: of what is loaded no page has told yet.
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name=NAME)
+    before = {one.name: told(one.author) for one in (tenant, quiet)}
+    pages = {one.name: one.author.pages(HISTORY, name=NAME, page_size=1) for one in (tenant, quiet)}
+    first = {name: [*next(each).changes] for name, each in pages.items()}
+    site.reload("Changed again.\n")
+    site.reload("Changed.\n")
+    changed(tenant.author, "SkillDefService.RetireSkillDef", name=NAME, retired=False)
+    for name, each in pages.items():
+        assert [*first[name], *(change for page in each for change in page.changes)][::-1] == before[name]
+
+
+def test_a_name_first_changed_between_two_pages_was_before_as_it_was(site: Site) -> None:
+    tenant = site.server.tenant()
+    for body in ("Two.\n", "Three.\n"):
+        site.reload(body)
+    drop(site.cluster, tenant, tenant.author.call(HISTORY, name=NAME).decision_id)
+    before = told(tenant.author)
+    assert len(before) == 2
+    pages = tenant.author.pages(HISTORY, name=NAME, page_size=1)
+    first = [*next(pages).changes]
+    tenant.author.call("SkillDefService.CreateSkillDef", name=NAME, source=skill_md("plain", "Ours.\n"))
+    rest = [change for page in pages for change in page.changes]
+    # The months before were dropped, so that now nobody can say whether it always was so.
+    assert first == before[1:]
+    assert all(row.after.layer != Layer.LAYER_TENANT for row in rest)
 
 
 def test_who_may_ask(site: Site) -> None:

@@ -83,6 +83,28 @@ def signed(path: Path, tenant: str) -> list[int]:
     return [point.sequence for point in found.points(tenant)]
 
 
+def test_a_clock_that_was_set_back_is_followed(
+    database: Database, server: RunningServer, clock: Clock, path: Path
+) -> None:
+    tenant = server.tenant().name
+    checkpointer = Checkpointer(database, CheckpointFile(path, KEY), clock)
+    write(database, clock, tenant, 1)
+    checkpointer.poll()
+    clock.time -= timedelta(days=1)
+    checkpointer.poll()
+    assert signed(path, tenant) == [1]
+    write(database, clock, tenant, 1)
+    checkpointer.poll()
+    assert signed(path, tenant) == [1, 2]
+    # From then on it is waited for as before.
+    write(database, clock, tenant, 1)
+    checkpointer.poll()
+    assert signed(path, tenant) == [1, 2]
+    clock.time += timedelta(seconds=60)
+    checkpointer.poll()
+    assert signed(path, tenant) == [1, 2, 3]
+
+
 def of(number: int) -> Checkpoint:
     return Checkpoint("acme", Point(number, bytes(32)), NOW)
 

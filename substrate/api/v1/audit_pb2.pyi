@@ -168,7 +168,9 @@ Global___Cause: _TypeAlias = Cause  # noqa: Y015
 
 @_typing.final
 class AuditEvent(_message.Message):
-    """AuditEvent records one call and what it was decided from. It holds no bodies and no arguments."""
+    """AuditEvent records one call and what it was decided from. It holds no bodies and no arguments. Of an event that was
+    damaged in the database, fields that cannot be read are left empty; VerifyAudit finds it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
