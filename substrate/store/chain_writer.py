@@ -106,7 +106,7 @@ class WriteFailedError(Exception):
 
 
 class NothingWrittenError(WriteFailedError):
-    """A batch that failed before anything was written, so that it may be put again."""
+    """A batch of which nothing was written, so that it may be put again."""
 
     def __init__(self, error: psycopg.Error) -> None:
         super().__init__(error, {})
@@ -180,12 +180,19 @@ class ChainWriter:
             # Of a single tenant the lock was waited for; it has no chain when none was found.
             held = revisions.keys() - heads.keys() if len(tenants) > 1 else set()
             return self._settle(pipeline, entries, heads, held, stale)
+        except LockNotAvailable as error:
+            # Somebody asks for the whole table, as the drop of a month does for moments: it may be free the next time.
+            self._undo(error)
+            raise NothingWrittenError(error) from error
         except psycopg.Error as error:
             self._undo(error)
             raise WriteFailedError(error, self._moving) from error
 
     def write_again(self, entries: Sequence[Entry]) -> list[Verdict]:
-        """As `write`, once more when nothing was written: the connection may only have been lost while idle."""
+        """As `write`, once more when nothing was written: the connection may only have been lost while idle.
+
+        Or the table was asked for by somebody else, for a moment.
+        """
         try:
             return self.write(entries)
         except NothingWrittenError:

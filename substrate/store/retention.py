@@ -130,16 +130,16 @@ class OwnedAudit:
 def _record(connection: Connection, event: AuditEvent) -> None:
     """Append `event`, and lock the table of events for the drop.
 
-    Whoever waits for that lock keeps all others from writing events. So it is asked for in short, as often as it takes,
-    and given up together with the head of the chain, which is locked before it as by all who write. Raises
-    StoreUnavailable when somebody reads all along.
+    Whoever waits for that lock keeps all others from writing events. So it is asked for in short, less than they wait
+    themselves, as often as it takes, and given up together with the head of the chain, which is locked before it as by
+    all who write. Raises StoreUnavailable when somebody reads all along.
     """
     for _ in range(_ATTEMPTS):
         try:
             with connection.begin_nested():
                 with _as_operator(connection):
                     append(connection, event)
-                connection.execute(text("SET LOCAL lock_timeout = '40ms'"))
+                connection.execute(text("SET LOCAL lock_timeout = '20ms'"))
                 connection.execute(text("LOCK TABLE audit_events IN ACCESS EXCLUSIVE MODE"))
         except DBAPIError as error:
             if not isinstance(error.orig, LockNotAvailable):

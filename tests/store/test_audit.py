@@ -197,6 +197,20 @@ def test_a_lost_connection_is_known_to_have_written_nothing_and_is_made_anew(
     assert faults(cluster, tenants[0]) == []
 
 
+def test_a_table_that_somebody_asks_for_is_not_waited_for_long_and_nothing_was_written(
+    cluster: Cluster, writer: ChainWriter, tenants: list[TenantId]
+) -> None:
+    entries = [Entry(tenant, check=False, revision=None, event=_event(tenant)) for tenant in tenants]
+    with psycopg.connect(cluster.owner_url) as other:
+        other.execute("LOCK TABLE audit_events IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(NothingWrittenError) as failed:
+            writer.write_again(entries)
+    assert failed.value.outcome_known
+    # On the same connection it goes on as if nothing had been.
+    assert writer.write(entries) == [Verdict.CURRENT] * len(entries)
+    assert [faults(cluster, tenant) for tenant in tenants] == [[]] * len(tenants)
+
+
 def test_a_batch_that_cannot_be_inserted_leaves_nothing_of_any_tenant(
     cluster: Cluster, writer: ChainWriter, tenants: list[TenantId]
 ) -> None:
